@@ -1,0 +1,1 @@
+"""HTTP in, HTTP out: OpenAI's wire format in front of the engine."""

@@ -1,0 +1,57 @@
+"""The way that chat and text completions share: check, tokenize, generate, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import anyio.to_thread
+from fastapi import Request as HttpRequest
+from fastapi import Response
+from pydantic import BaseModel
+
+from app import streaming
+from app.deps import Serving
+from app.errors import NotFoundError
+from app.generation import Choice, collect, run, unless_disconnected
+from app.responses import ResponseMetrics, Usage
+from app.schemas import SamplingRequest
+from speculative.request import Request
+
+T = TypeVar("T")
+
+
+class Writer(streaming.ChunkWriter, Protocol):
+    """How one API words its answers, streaming or whole."""
+
+    def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> BaseModel:
+        """The answer to a request that does not stream."""
+
+
+def check_model(serving: Serving, name: str | None) -> str:
+    """The served model's name; any other is refused."""
+    serving.model_info()
+    served = serving.model_name()
+    if name is not None and name != served:
+        message = f"The model '{name}' does not exist; this server serves '{served}'."
+        raise NotFoundError(message, code="model_not_found", param="model")
+    return served
+
+
+async def tokenize(serving: Serving, work: Callable[[], T]) -> T:
+    """Run ``work``, which tokenizes, off the event loop; one at a time, as tokenizers are not made for several threads."""
+    return await anyio.to_thread.run_sync(work, limiter=serving.tokenizing)
+
+
+async def answer(
+    http: HttpRequest, serving: Serving, body: SamplingRequest, requests: Sequence[Request], writer: Writer
+) -> Response:
+    """Generate, and answer as the caller asked: a stream or one document."""
+    n, count = body.n or 1, len(requests)
+    outputs = run(serving, requests)
+    if body.stream:
+        return streaming.stream(outputs, writer, count=count, n=n, include_usage=body.include_usage)
+    choices = await unless_disconnected(http, collect(outputs, count))
+    stats = [choice.stats for choice in choices]
+    document = writer.whole(choices, Usage.of(stats, n), ResponseMetrics.of(stats))
+    return Response(document.model_dump_json(exclude_unset=True), media_type="application/json")

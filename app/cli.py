@@ -1,0 +1,48 @@
+"""The command `moaserve`. Each sub-command has a file in app/commands and imports what is heavy only when it runs."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from app.commands.chat import chat
+from app.commands.serve import serve
+
+cli = typer.Typer(
+    name="moaserve",
+    help="OpenAI-compatible LLM server made faster by Mixture-of-Attentions speculative decoding, with the same output.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cli.command()(serve)
+cli.command()(chat)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"moaserve {version('moaserve')}")
+        except PackageNotFoundError:  # run from a checkout that is not installed
+            typer.echo("moaserve (not installed)")
+        raise typer.Exit
+
+
+@cli.callback()
+def _moaserve(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    cli()
+
+
+if __name__ == "__main__":
+    main()

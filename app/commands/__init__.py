@@ -1,0 +1,1 @@
+"""The sub-commands of `moaserve`, one a file."""

@@ -1,0 +1,138 @@
+"""Where `moaserve chat` gets its answers: a running server, or an engine in this very process."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import httpx
+from pydantic import ValidationError
+
+from app import chat
+from app.deps import Serving
+from app.errors import ApiError
+from app.generation import requests_for, run
+from app.metrics import Metrics
+from app.schemas import ChatCompletionRequest
+from app.settings import Settings
+from speculative.errors import EngineError
+
+if TYPE_CHECKING:
+    from speculative.async_engine import AsyncEngine
+
+
+class ChatError(Exception):
+    """An answer could not be had; the message is for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStats:
+    """What an answer took: τ, decode speed and length."""
+
+    acceptance_length: float
+    tokens_per_second: float
+    tokens: int
+
+
+class Backend(Protocol):
+    """Answers conversations."""
+
+    def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | AnswerStats, None]:
+        """The answer's text as it comes, then its stats; ``body`` is that of a chat completion request."""
+
+    async def close(self) -> None:
+        """Let go of everything."""
+
+
+class ServerBackend:
+    """A running server, ours or another that speaks OpenAI's API."""
+
+    def __init__(self, url: str) -> None:
+        base = url.rstrip("/")
+        self._url = (base if base.endswith("/v1") else base + "/v1") + "/chat/completions"
+        # An answer may take its time; only connecting must be quick.
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5))
+
+    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | AnswerStats, None]:
+        """The server's answer, streamed."""
+        body = body | {"stream": True, "stream_options": {"include_usage": True}}
+        try:
+            async with self._client.stream("POST", self._url, json=body) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise ChatError(_error_message(response))
+                async for line in response.aiter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        for piece in _pieces(json.loads(line.removeprefix("data: "))):
+                            yield piece
+        except httpx.HTTPError as error:
+            raise ChatError(f"no answer from {self._url}: {error}") from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+def _error_message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code} {response.reason_phrase}"
+
+
+def _pieces(chunk: dict[str, Any]) -> list[str | AnswerStats]:
+    if "error" in chunk:
+        raise ChatError(str(chunk["error"]["message"]))
+    texts: list[str | AnswerStats] = [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+    if usage := chunk.get("usage"):
+        metrics = (chunk.get("metrics") or {}).get("speculative_decoding", {})
+        texts.append(
+            AnswerStats(
+                metrics.get("mean_acceptance_length", 1.0), metrics.get("tokens_per_second", 0.0), usage["completion_tokens"]
+            )
+        )
+    return texts
+
+
+async def local_backend(settings: Settings) -> LocalBackend:
+    """An engine in this process, its model loaded."""
+    from speculative.async_engine import AsyncEngine  # brings torch along, which a server's client can do without
+
+    engine = AsyncEngine.from_config(settings.engine_config())
+    await engine.start()
+    try:
+        await engine.wait_ready()
+    except EngineError as error:
+        raise ChatError(f"cannot load {settings.model}: {error}") from error
+    return LocalBackend(settings, engine)
+
+
+class LocalBackend:
+    """An engine in this process, reached by the functions that the HTTP routes use."""
+
+    def __init__(self, settings: Settings, engine: AsyncEngine) -> None:
+        self._serving = Serving(settings, engine, Metrics())
+        self._engine = engine
+
+    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | AnswerStats, None]:
+        """The engine's answer, as it comes."""
+        try:
+            request = ChatCompletionRequest.model_validate(body)
+            prompt = chat.prompt_tokens(self._engine.tokenizer, request.messages)
+            requests = requests_for(request, [prompt], self._serving, uuid.uuid4().hex)
+            async with aclosing(run(self._serving, requests)) as outputs:
+                async for _, output in outputs:
+                    yield output.text_delta
+                    if output.finish_reason is not None:
+                        stats = output.stats
+                        yield AnswerStats(stats.mean_acceptance_length, stats.tokens_per_second, stats.completion_tokens)
+        except (ApiError, EngineError, ValidationError) as error:
+            raise ChatError(str(error)) from error
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        await self._engine.stop()

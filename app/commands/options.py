@@ -1,0 +1,95 @@
+"""What the sub-commands share: the engine's options, and settings made of options with errors that name the option."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from app.settings import Settings
+
+ENGINE = "Model and engine"
+SPECULATION = "Speculation"
+
+Config = Annotated[Path | None, typer.Option(help="TOML file with any of these settings, e.g. max_num_seqs = 8.")]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error. (default: info)")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="'bundled', a folder or a hub id such as Qwen/Qwen2.5-0.5B-Instruct. (default: bundled)", rich_help_panel=ENGINE
+    ),
+]
+DType = Annotated[
+    str | None, typer.Option(help="auto, float32 or bfloat16. (default: auto: what is fast here)", rich_help_panel=ENGINE)
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... (default: auto)", rich_help_panel=ENGINE)]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(help="Most tokens of one sequence, prompt and output. (default: the model's limit)", rich_help_panel=ENGINE),
+]
+MaxNumSeqs = Annotated[
+    int | None, typer.Option(help="Sequences decoded together; others wait. (default: 32)", rich_help_panel=ENGINE)
+]
+PrefillChunk = Annotated[
+    int | None,
+    typer.Option(
+        help="Prompt tokens run per step; fewer keep running streams smoother. (default: 512)", rich_help_panel=ENGINE
+    ),
+]
+NumThreads = Annotated[int | None, typer.Option(help="CPU threads. (default: PyTorch's choice)", rich_help_panel=ENGINE)]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, none, ngram, a folder or a hub id. (default: auto: MoA for the bundled model, else ngram)",
+        rich_help_panel=SPECULATION,
+    ),
+]
+DraftDepth = Annotated[int | None, typer.Option(help="Tokens drafted ahead. (default: 5)", rich_help_panel=SPECULATION)]
+DraftBreadth = Annotated[
+    int | None, typer.Option(help="Candidates kept at each depth. (default: 4)", rich_help_panel=SPECULATION)
+]
+DraftNodes = Annotated[
+    int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 16)", rich_help_panel=SPECULATION)
+]
+
+
+def load_settings(**options: Any) -> Settings:
+    """Settings of the options given (None: not given), the environment and the file; ends the program where they are wrong."""
+    from pydantic import ValidationError
+
+    from app.settings import Settings, SettingsError
+
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        return Settings(**given)
+    except SettingsError as error:
+        fail(str(error), code=2)
+    except ValidationError as error:
+        fail("\n".join(_explain(problem, given) for problem in error.errors()), code=2)
+
+
+def fail(message: str, *, code: int = 1) -> NoReturn:
+    """Print one clear line and end the program."""
+    typer.echo(f"moaserve: error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _explain(problem: ErrorDetails, given: dict[str, Any]) -> str:
+    """A problem, under the name by which the user set the value: an option, a variable or a key of the file."""
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return message
+    name = str(problem["loc"][0])
+    variable = f"MOASERVE_{name.upper()}"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown setting {name!r} in the config file"
+    if name in given:
+        source = "--" + name.replace("_", "-")
+    else:
+        source = variable if variable in os.environ else f"{name} in the config file"
+    return f"{source}: {message} (got {problem['input']!r})"

@@ -1,0 +1,80 @@
+"""Typed dependencies: what a route asks for by its parameter's type. Nothing here is global; all hangs on the application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Protocol
+
+import anyio
+from fastapi import Depends
+from fastapi.requests import HTTPConnection
+
+from app.metrics import Metrics
+from app.settings import Settings
+from speculative.config import EngineStatus, ModelInfo
+from speculative.errors import EngineNotReadyError
+from speculative.request import Request, RequestOutput
+
+
+class ServingEngine(Protocol):
+    """The part of `speculative.async_engine.AsyncEngine` that HTTP needs; tests put an in-memory one in its place."""
+
+    @property
+    def ready(self) -> bool:
+        """True once the model is loaded, until the engine drains or stops."""
+
+    @property
+    def alive(self) -> bool:
+        """True while the engine's thread runs."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model; raises EngineNotReadyError before."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer; raises EngineNotReadyError before."""
+
+    async def start(self) -> None:
+        """Begin to load."""
+
+    async def stop(self) -> None:
+        """End everything."""
+
+    def status(self) -> EngineStatus:
+        """How busy the engine is."""
+
+    def validate(self, request: Request) -> None:
+        """Raise InvalidRequestError or ContextLengthError for a request that cannot run."""
+
+    def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """The request's outputs as they come; closing the generator aborts the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What one application serves with, kept as ``app.state.serving``."""
+
+    settings: Settings
+    engine: ServingEngine
+    metrics: Metrics
+    tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+
+    def model_info(self) -> ModelInfo:
+        """The loaded model; raises EngineNotReadyError while there is none, or no longer."""
+        if not self.engine.ready:
+            raise EngineNotReadyError("The model is still loading, or the server is shutting down.")
+        return self.engine.info
+
+    def model_name(self) -> str:
+        """The name clients use for the loaded model."""
+        return self.settings.served_model_name or self.engine.info.name
+
+
+async def _serving(connection: HTTPConnection) -> Serving:
+    serving: Serving = connection.app.state.serving
+    return serving
+
+
+ServingDep = Annotated[Serving, Depends(_serving)]

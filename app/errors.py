@@ -1,0 +1,169 @@
+"""The API's exceptions, and how everything else that goes wrong becomes one of them.
+
+ApiError                        what a client is told, in OpenAI's shape
+├── InvalidParameterError       400: a parameter is wrong, missing, unknown or not honoured
+├── NotFoundError               404: no such model or route
+├── UnavailableError            503: the model is loading, or the server is shutting down
+├── ClientGoneError             499: nobody is left to answer; seen in logs only
+└── InternalError               500: our fault; says nothing about the inside
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from app.responses import ErrorBody, ErrorInfo
+from speculative.errors import ContextLengthError, EngineLoadError, EngineNotReadyError, InvalidRequestError
+
+logger = logging.getLogger("moaserve.app")
+
+RETRY_AFTER_S = 5
+
+
+class ApiError(Exception):
+    """An answer other than success: ``status`` and the four fields of OpenAI's error object."""
+
+    status = 500
+    type = "server_error"
+
+    def __init__(self, message: str, *, code: str, param: str | None = None, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = headers
+
+    def body(self) -> str:
+        """The JSON document of this error, ASCII only: it may quote a caller's text that no UTF-8 can hold."""
+        info = ErrorInfo(message=self.message, type=self.type, param=self.param, code=self.code)
+        return json.dumps(ErrorBody(error=info).model_dump())
+
+    def response(self) -> Response:
+        """The HTTP response of this error."""
+        return Response(self.body(), self.status, headers=self.headers, media_type="application/json")
+
+
+class InvalidParameterError(ApiError):
+    """The request cannot be honoured as it is; ``param`` names the culprit."""
+
+    status = 400
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value") -> None:
+        super().__init__(message, code=code, param=param)
+
+
+class NotFoundError(ApiError):
+    """No such model or route."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class UnavailableError(ApiError):
+    """Not now: the model is loading, or the server is shutting down."""
+
+    status = 503
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="service_unavailable", headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+class ClientGoneError(ApiError):
+    """The client closed the connection before its answer was ready."""
+
+    status = 499
+    type = "invalid_request_error"
+
+    def __init__(self) -> None:
+        super().__init__("The client closed the connection.", code="client_closed_request")
+
+
+class InternalError(ApiError):
+    """Something broke that the client cannot mend."""
+
+    def __init__(self) -> None:
+        super().__init__("The server had an error while processing your request.", code="internal_error")
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What the client is told about ``error``; what it must not know is logged instead."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextLengthError):
+        return InvalidParameterError(str(error), param=error.param, code="context_length_exceeded")
+    if isinstance(error, InvalidRequestError):
+        return InvalidParameterError(str(error), param=error.param)
+    if isinstance(error, EngineNotReadyError):
+        return UnavailableError(str(error) or "The model is still loading.")
+    if isinstance(error, EngineLoadError):
+        return UnavailableError("The model could not be loaded.")
+    if isinstance(error, RequestValidationError):
+        return _from_validation(error.errors()[0])
+    if isinstance(error, HTTPException):
+        return _from_http(error)
+    logger.error("unexpected error", exc_info=error)
+    return InternalError()
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every exception in OpenAI's shape."""
+
+    async def answer(_request: Request, error: Exception) -> Response:
+        return to_api_error(error).response()
+
+    async def answer_unexpected(_request: Request, _error: Exception) -> Response:
+        return InternalError().response()  # Starlette raises the error on, and uvicorn logs it
+
+    for kind in (ApiError, RequestValidationError, HTTPException, InvalidRequestError, EngineNotReadyError, EngineLoadError):
+        app.add_exception_handler(kind, answer)
+    app.add_exception_handler(Exception, answer_unexpected)
+
+
+def _from_http(error: HTTPException) -> ApiError:
+    """Starlette's and FastAPI's own refusals: an unknown route, a wrong method, a body that cannot be decoded."""
+    known = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+    api_error = ApiError(str(error.detail), code=known.get(error.status_code, "http_error"), headers=error.headers)
+    api_error.status = error.status_code
+    if error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        api_error.type = InvalidParameterError.type
+    return api_error
+
+
+def _from_validation(problem: Mapping[str, Any]) -> ApiError:
+    """The first problem pydantic found, as OpenAI words it; ``ctx["at"]`` leads deeper than the location does."""
+    kind, context = str(problem["type"]), problem.get("ctx") or {}
+    if kind == "json_invalid":
+        return InvalidParameterError(f"The request body is not valid JSON: {context.get('error')}.", code="invalid_json")
+    param = _param(problem["loc"][1:], str(context.get("at", "")))
+    if param is None:
+        if kind == "missing":
+            return InvalidParameterError("The request body is empty.", code="invalid_json")
+        hint = "The request body must be a JSON object, sent with 'Content-Type: application/json'."
+        return InvalidParameterError(hint, code="invalid_type")
+    match kind:
+        case "missing":
+            return InvalidParameterError(
+                f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+            )
+        case "extra_forbidden":
+            return InvalidParameterError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+        case "unsupported_parameter":
+            return InvalidParameterError(f"Unsupported parameter: '{param}'; {problem['msg']}.", param=param, code=kind)
+        case _:
+            code = "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
+            return InvalidParameterError(f"Invalid value for '{param}': {problem['msg']}.", param=param, code=code)
+
+
+def _param(location: Sequence[str | int], at: str) -> str | None:
+    """('messages', 0, 'content') and '[1].type' -> 'messages[0].content[1].type'; None for the body as a whole."""
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return (path + at).removeprefix(".") or None

@@ -1,0 +1,156 @@
+"""The requests behind one HTTP request: run together, recorded, and all aborted when nobody listens any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import anyio
+from fastapi import Request as HttpRequest
+
+from app.deps import Serving
+from app.errors import ClientGoneError
+from app.responses import FinishReason
+from app.sampling import sampling_params
+from app.schemas import SamplingRequest
+from speculative.errors import EngineNotReadyError, EngineStepError
+from speculative.request import Request, RequestOutput, RequestStats
+
+T = TypeVar("T")
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished answer."""
+
+    text: str
+    finish_reason: FinishReason
+    stats: RequestStats
+
+
+def requests_for(
+    body: SamplingRequest,
+    prompts: Sequence[Sequence[int]],
+    serving: Serving,
+    response_id: str,
+    default_limit: int | None = None,
+) -> list[Request]:
+    """A validated engine request for each prompt and each of its ``n`` choices, in the order of OpenAI's choice indices.
+
+    ``default_limit`` is the number of tokens to generate where the caller sets none; it gives way to the context's end.
+    """
+    info, n = serving.model_info(), body.n or 1
+    requests: list[Request] = []
+    for prompt in prompts:
+        limit = body.token_limit
+        if limit is None and default_limit is not None:
+            limit = max(1, min(default_limit, info.max_model_len - len(prompt)))
+        for choice in range(n):
+            params = sampling_params(body, info.default_sampling, limit, choice)
+            requests.append(Request(f"{response_id}-{len(requests)}", tuple(prompt), params))
+        serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed
+    return requests
+
+
+async def run(serving: Serving, requests: Sequence[Request]) -> Outputs:
+    """All requests' outputs as they come, each with its request's index; closing this aborts whatever still runs."""
+    if len(requests) == 1:
+        async with aclosing(_run_one(serving, requests[0])) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+
+    arrived: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue()
+
+    async def forward(index: int, request: Request) -> None:
+        try:
+            async with aclosing(_run_one(serving, request)) as outputs:
+                async for output in outputs:
+                    arrived.put_nowait((index, output))
+            arrived.put_nowait((index, None))
+        except Exception as error:
+            arrived.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(forward(index, request)) for index, request in enumerate(requests)]
+    try:
+        running = len(tasks)
+        while running:
+            index, event = await arrived.get()
+            if isinstance(event, Exception):
+                raise event
+            if event is None:
+                running -= 1
+            else:
+                yield index, event
+    finally:
+        for task in tasks:
+            task.cancel()
+        with anyio.CancelScope(shield=True):  # a disconnect cancels this very task over and over
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run_one(serving: Serving, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    recorder = serving.metrics.request(serving.model_name())
+    try:
+        async with aclosing(serving.engine.generate(request)) as outputs:
+            async for output in outputs:
+                recorder.output(output)
+                if output.finish_reason == "error":
+                    raise EngineStepError(f"request {request.request_id} failed in the engine")
+                if output.finish_reason == "abort":
+                    raise EngineNotReadyError("The server is shutting down.")
+                yield output
+    except Exception:
+        recorder.fail()
+        raise
+    finally:
+        recorder.end()
+
+
+async def collect(outputs: Outputs, count: int) -> list[Choice]:
+    """The finished choices, in order."""
+    texts: list[list[str]] = [[] for _ in range(count)]
+    choices: list[Choice | None] = [None] * count
+    async with aclosing(outputs):
+        async for index, output in outputs:
+            texts[index].append(output.text_delta)
+            if output.finish_reason is not None:
+                choices[index] = Choice("".join(texts[index]), finish_reason(output), output.stats)
+    return [_finished(choice) for choice in choices]
+
+
+def finish_reason(output: RequestOutput) -> FinishReason:
+    """How a request ended, as OpenAI names it."""
+    assert output.finish_reason == "stop" or output.finish_reason == "length"  # `run` raises for the others
+    return output.finish_reason
+
+
+def _finished(choice: Choice | None) -> Choice:
+    if choice is None:
+        raise EngineStepError("a request ended without a finish reason")
+    return choice
+
+
+async def unless_disconnected(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the client goes away; then ClientGoneError is raised."""
+    task = asyncio.ensure_future(work)
+
+    async def watch() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if watcher.done() and not watcher.cancelled():
+            raise ClientGoneError from None
+        task.cancel()  # the server itself gives up on this request
+        raise
+    finally:
+        watcher.cancel()

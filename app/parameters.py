@@ -1,0 +1,81 @@
+"""Parameters of OpenAI's and vLLM's that this server knows but does not honour: accepted at their neutral value, else refused.
+
+Silence would be a lie: a client that asks for a penalty and gets none has no way to notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic_core import PydanticCustomError
+
+# Values that change nothing about the answer; null is always one of them.
+SAMPLING: Final[dict[str, tuple[Any, ...]]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "prediction": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "cache_salt": (),
+    "priority": (0,),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+}
+CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+}
+COMPLETION: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
+    "logprobs": (),
+    "prompt_logprobs": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+}
+# An assistant's message comes back as the SDKs dump it, with the fields of features that it did not use.
+MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "refusal": (),
+    "audio": (),
+    "function_call": (),
+    "annotations": ([],),
+}
+STREAM: Final[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+
+
+def drop_neutral(body: Any, known: Mapping[str, tuple[Any, ...]]) -> Any:
+    """The body without its neutral parameters; one that would have to be honoured is refused by name."""
+    if not isinstance(body, dict):
+        return body
+    for name in known.keys() & body.keys():
+        value = body[name]
+        if value is not None and not any(_same(value, neutral) for neutral in known[name]):
+            raise PydanticCustomError("unsupported_parameter", "this server does not support it yet", {"at": f".{name}"})
+    return {name: value for name, value in body.items() if name not in known}
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality as JSON has it: false is not 0."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

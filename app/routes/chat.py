@@ -1,0 +1,33 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Request, Response
+
+from app import chat
+from app.answering import answer, check_model, tokenize
+from app.deps import ServingDep
+from app.generation import requests_for
+from app.responses import ChatCompletion, ErrorBody
+from app.schemas import ChatCompletionRequest
+
+router = APIRouter(prefix="/v1", tags=["chat"])
+
+
+@router.post(
+    "/chat/completions",
+    response_model=ChatCompletion,
+    responses={status: {"model": ErrorBody} for status in (400, 404, 500, 503)},
+)
+async def create_chat_completion(body: ChatCompletionRequest, http: Request, serving: ServingDep) -> Response:
+    """Answer a conversation."""
+    model = check_model(serving, body.model)
+    tokenizer = serving.engine.tokenizer
+    prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body.messages))
+    response_id = f"chatcmpl-{uuid.uuid4().hex}"
+    requests = requests_for(body, [prompt], serving, response_id)
+    writer = chat.ChatWriter(response_id, int(time.time()), model, body.include_usage)
+    return await answer(http, serving, body, requests, writer)

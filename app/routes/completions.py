@@ -1,0 +1,33 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Request, Response
+
+from app import completions
+from app.answering import answer, check_model, tokenize
+from app.deps import ServingDep
+from app.generation import requests_for
+from app.responses import Completion, ErrorBody
+from app.schemas import CompletionRequest
+
+router = APIRouter(prefix="/v1", tags=["completions"])
+
+
+@router.post(
+    "/completions",
+    response_model=Completion,
+    responses={status: {"model": ErrorBody} for status in (400, 404, 500, 503)},
+)
+async def create_completion(body: CompletionRequest, http: Request, serving: ServingDep) -> Response:
+    """Continue one prompt or several; choice ``k`` of prompt ``p`` has index ``p * n + k``."""
+    model = check_model(serving, body.model)
+    tokenizer, vocab_size = serving.engine.tokenizer, serving.model_info().vocab_size
+    prompts = await tokenize(serving, lambda: completions.prompt_tokens(tokenizer, vocab_size, body.prompt))
+    response_id = f"cmpl-{uuid.uuid4().hex}"
+    requests = requests_for(body, prompts, serving, response_id, completions.DEFAULT_MAX_TOKENS)
+    writer = completions.CompletionWriter(response_id, int(time.time()), model, body.include_usage)
+    return await answer(http, serving, body, requests, writer)

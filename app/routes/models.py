@@ -1,0 +1,28 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from app.answering import check_model
+from app.deps import Serving, ServingDep
+from app.responses import ErrorBody, Model, ModelList
+
+router = APIRouter(prefix="/v1/models", tags=["models"])
+
+
+@router.get("", responses={503: {"model": ErrorBody}})
+async def list_models(serving: ServingDep) -> ModelList:
+    """The one model that is served."""
+    return ModelList(object="list", data=[_model(serving, check_model(serving, None))])
+
+
+@router.get("/{model_id:path}", responses={status: {"model": ErrorBody} for status in (404, 503)})
+async def retrieve_model(model_id: str, serving: ServingDep) -> Model:
+    """A model by name; names of hub models contain a slash."""
+    return _model(serving, check_model(serving, model_id))
+
+
+def _model(serving: Serving, name: str) -> Model:
+    info = serving.model_info()
+    return Model(id=name, object="model", created=info.created, owned_by="moaserve", max_model_len=info.max_model_len)

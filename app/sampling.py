@@ -1,0 +1,36 @@
+"""Sampling parameters of a request: its own value, else the model's, else OpenAI's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.schemas import INT64, SamplingRequest
+from speculative.request import SamplingParams
+
+
+def sampling_params(body: SamplingRequest, defaults: Mapping[str, Any], max_tokens: int | None, choice: int) -> SamplingParams:
+    """Parameters of choice number ``choice``; ``defaults`` are those of the model's generation_config.json.
+
+    Choices of a seeded request take consecutive seeds, so that they differ and each can be had again.
+    """
+
+    def value(name: str, otherwise: float) -> Any:
+        own = getattr(body, name)
+        return own if own is not None else defaults.get(name, otherwise)
+
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=float(value("temperature", 1.0)),
+        top_p=float(value("top_p", 1.0)),
+        top_k=int(value("top_k", 0)),
+        min_p=float(value("min_p", 0.0)),
+        seed=None if body.seed is None else _wrapped(body.seed + choice),
+        stop=tuple(body.stop or ()),
+        speculative=body.speculative is not False,
+    )
+
+
+def _wrapped(seed: int) -> int:
+    """The seed as a signed 64-bit number."""
+    return (seed + INT64) % (2 * INT64) - INT64

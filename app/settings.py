@@ -1,0 +1,105 @@
+"""Settings: everything a user can set, in one frozen place. Command line > MOASERVE_* environment > TOML file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from speculative.config import BUNDLED, DType, EngineConfig
+from speculative.errors import EngineLoadError
+
+ENV_PREFIX = "MOASERVE_"
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class SettingsError(Exception):
+    """A source of settings cannot be used at all: an unreadable file, an unknown environment variable."""
+
+
+class Settings(BaseSettings):
+    """What `moaserve` was told; the fields from ``model`` on are those of `EngineConfig`, and mean the same.
+
+    ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
+    model's own).
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=())
+
+    config: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    log_level: LogLevel = "info"
+    served_model_name: str | None = Field(None, min_length=1)
+
+    model: str = Field(BUNDLED, min_length=1)
+    drafter: str = Field("auto", min_length=1)
+    dtype: DType = "auto"
+    device: str = Field("auto", min_length=1)
+    max_model_len: int | None = Field(None, ge=2)
+    max_num_seqs: int = Field(32, ge=1)
+    prefill_chunk: int = Field(512, ge=1)
+    draft_depth: int = Field(5, ge=1)
+    draft_breadth: int = Field(4, ge=1)
+    draft_nodes: int = Field(16, ge=1)
+    num_threads: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _engine_agrees(self) -> Settings:
+        try:
+            self.engine_config()
+        except EngineLoadError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def engine_config(self) -> EngineConfig:
+        """The part of the settings that the engine needs."""
+        return EngineConfig(**{field.name: getattr(self, field.name) for field in fields(EngineConfig)})
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources, strongest first; the file is named by one of the two stronger ones."""
+        assert isinstance(init_settings, InitSettingsSource)
+        environment = _StrictEnvironment(settings_cls)
+        path = init_settings.init_kwargs.get("config") or environment().get("config")
+        if path is None:
+            return init_settings, environment
+        return init_settings, environment, _toml(settings_cls, Path(path))
+
+
+class _StrictEnvironment(EnvSettingsSource):
+    """MOASERVE_* variables; one that names no setting is a typing error, and pydantic-settings would drop it silently."""
+
+    def __call__(self) -> dict[str, Any]:
+        known = {ENV_PREFIX + name.upper() for name in self.settings_cls.model_fields}
+        for variable in sorted(os.environ):
+            if variable.upper().startswith(ENV_PREFIX) and variable.upper() not in known:
+                raise SettingsError(f"unknown environment variable {variable}; there are: {', '.join(sorted(known))}")
+        return super().__call__()
+
+
+def _toml(settings_cls: type[BaseSettings], path: Path) -> TomlConfigSettingsSource:
+    if not path.is_file():
+        raise SettingsError(f"config file {path} does not exist")
+    try:
+        return TomlConfigSettingsSource(settings_cls, toml_file=path)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"config file {path} cannot be read: {error}") from error

@@ -1,0 +1,55 @@
+"""One prompt through one way of decoding, timed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.prompts import Prompt
+from speculative.engine import Engine
+from speculative.request import Request, RequestStats, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What came out and what it took: ``seconds`` from the prompt to the last token, ``decode_seconds`` from the first on."""
+
+    token_ids: tuple[int, ...]
+    seconds: float
+    decode_seconds: float
+    stats: RequestStats | None
+
+
+def decode(engine: Engine, prompt: Prompt, params: SamplingParams) -> Decoded:
+    """Run one request alone through an idle engine."""
+    token_ids: list[int] = []
+    stats: RequestStats | None = None
+    first = 0.0
+    start = time.perf_counter()
+    engine.add(Request("bench", prompt.token_ids, params))
+    while engine.has_work:
+        for output in engine.step():
+            first = first or time.perf_counter()
+            token_ids.extend(output.new_token_ids)
+            stats = output.stats
+    end = time.perf_counter()
+    return Decoded(tuple(token_ids), end - start, end - first, stats)
+
+
+def decode_with_transformers(model: Any, prompt: Prompt, max_tokens: int) -> Decoded:
+    """Greedy ``generate`` of transformers on the same prompt."""
+    token_ids = torch.tensor([prompt.token_ids], device=model.device)
+    start = time.perf_counter()
+    with torch.inference_mode():
+        output = model.generate(
+            token_ids, attention_mask=torch.ones_like(token_ids), max_new_tokens=max_tokens, do_sample=False, **_NO_SAMPLING
+        )
+    seconds = time.perf_counter() - start
+    return Decoded(tuple(output[0, token_ids.shape[1] :].tolist()), seconds, seconds, None)
+
+
+_NO_SAMPLING: dict[str, None] = {"temperature": None, "top_p": None, "top_k": None}
+"""A generation_config's sampling settings would only raise warnings in greedy search."""

@@ -1,0 +1,161 @@
+"""`moaserve bench offline`: plain against speculative decoding and transformers' generate, prompt by prompt in one run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.decoding import Decoded, decode, decode_with_transformers
+from benchmarks.machine import Provenance, provenance
+from benchmarks.prompts import Prompt
+from speculative.config import EngineConfig
+from speculative.engine import Engine
+from speculative.request import RequestStats, SamplingParams
+
+PLAIN, SPECULATIVE, TRANSFORMERS = "plain", "speculative", "transformers generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How drafts fared: ``tau`` tokens per decoding pass of the target, ``by_depth[d]`` the share of drafts accepted beyond depth d."""
+
+    tau: float
+    by_depth: tuple[float, ...]
+    target_passes: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineResult:
+    """A whole run: one list of timed outputs per way of decoding, in prompt order."""
+
+    provenance: Provenance
+    settings: dict[str, Any]
+    prompts: Sequence[Prompt]
+    runs: dict[str, list[Decoded]]
+
+    def tokens_per_second(self, way: str) -> float:
+        """All tokens over all time, prefill included."""
+        runs = self.runs[way]
+        return sum(len(run.token_ids) for run in runs) / sum(run.seconds for run in runs)
+
+    def ratios(self, way: str, over: str) -> list[float]:
+        """Speed of one way over another's, prompt by prompt (tokens per second, so different lengths do not mislead)."""
+        pairs = zip(self.runs[way], self.runs[over], strict=True)
+        return [(len(a.token_ids) / a.seconds) / (len(b.token_ids) / b.seconds) for a, b in pairs]
+
+    def identical(self, way: str, over: str) -> int:
+        """Prompts for which both ways gave the same tokens."""
+        return sum(a.token_ids == b.token_ids for a, b in zip(self.runs[way], self.runs[over], strict=True))
+
+    def acceptance(self) -> Acceptance:
+        """Of the speculative runs."""
+        return summarize([run.stats for run in self.runs[SPECULATIVE] if run.stats is not None])
+
+    def tau_by_source(self) -> dict[str, float]:
+        """τ for each source of prompts."""
+        by_source: dict[str, list[RequestStats]] = {}
+        for prompt, run in zip(self.prompts, self.runs[SPECULATIVE], strict=True):
+            if run.stats is not None:
+                by_source.setdefault(prompt.source, []).append(run.stats)
+        return {source: summarize(stats).tau for source, stats in sorted(by_source.items())}
+
+    def to_json(self) -> str:
+        """Figures, settings and provenance; no text."""
+        acceptance = self.acceptance()
+        return json.dumps(
+            {
+                "provenance": self.provenance.as_dict(),
+                "settings": self.settings,
+                "prompts": len(self.prompts),
+                "tokens_per_second": {way: round(self.tokens_per_second(way), 1) for way in self.runs},
+                "ratios": {name: spread(self.ratios(*pair)) for name, pair in self._comparisons().items()},
+                "identical_outputs": {name: self.identical(*pair) for name, pair in self._comparisons().items()},
+                "tau": round(acceptance.tau, 3),
+                "tau_by_source": {source: round(tau, 3) for source, tau in self.tau_by_source().items()},
+                "acceptance_by_depth": [round(share, 3) for share in acceptance.by_depth],
+                "target_passes": acceptance.target_passes,
+                "draft_tokens": acceptance.drafted,
+                "accepted_draft_tokens": acceptance.accepted,
+            },
+            indent=2,
+        )
+
+    def _comparisons(self) -> dict[str, tuple[str, str]]:
+        pairs = {"speculative/plain": (SPECULATIVE, PLAIN)}
+        if TRANSFORMERS in self.runs:
+            pairs["plain/transformers"] = (PLAIN, TRANSFORMERS)
+            pairs["speculative/transformers"] = (SPECULATIVE, TRANSFORMERS)
+        return pairs
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return {"median": round(median, 3), "p25": round(low, 3), "p75": round(high, 3)}
+
+
+def summarize(stats: Sequence[RequestStats]) -> Acceptance:
+    """Pool requests' counters."""
+    depth = max((len(s.acceptance_histogram) for s in stats), default=0)
+    histogram = [sum(s.acceptance_histogram[k] for s in stats if k < len(s.acceptance_histogram)) for k in range(depth)]
+    drafts = sum(histogram)
+    by_depth = tuple(sum(histogram[k:]) / drafts for k in range(1, depth)) if drafts else ()
+    accepted = sum(s.num_accepted_draft_tokens for s in stats)
+    return Acceptance(
+        tau=1 + accepted / drafts if drafts else 1.0,
+        by_depth=by_depth,
+        target_passes=sum(s.num_target_calls for s in stats),
+        drafted=sum(s.num_draft_tokens for s in stats),
+        accepted=accepted,
+    )
+
+
+def run_offline(
+    engine: Engine,
+    config: EngineConfig,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    reference: Any | None,
+    progress: Callable[[], None] = lambda: None,
+) -> OfflineResult:
+    """Decode every prompt greedily in every way, the ways taking turns so that drifts of the machine's speed hit all alike.
+
+    ``reference`` is a transformers model with the same weights, or None to leave it out.
+    """
+    ways: dict[str, Callable[[Prompt], Decoded]] = {
+        PLAIN: lambda prompt: decode(engine, prompt, SamplingParams(max_tokens, temperature=0.0, speculative=False)),
+        SPECULATIVE: lambda prompt: decode(engine, prompt, SamplingParams(max_tokens, temperature=0.0)),
+    }
+    if reference is not None:
+        ways[TRANSFORMERS] = lambda prompt: decode_with_transformers(reference, prompt, max_tokens)
+    for way in ways.values():
+        way(prompts[0])  # the first run of anything pays for memory and primitives being set up
+    runs: dict[str, list[Decoded]] = {name: [] for name in ways}
+    for index, prompt in enumerate(prompts):
+        order = list(ways)
+        for name in order[index % len(order) :] + order[: index % len(order)]:
+            runs[name].append(ways[name](prompt))
+        progress()
+    settings = {
+        "model": config.model,
+        "drafter": engine.info.drafter,
+        "dtype": engine.info.dtype,
+        "draft_depth": config.draft_depth,
+        "draft_breadth": config.draft_breadth,
+        "draft_nodes": config.draft_nodes,
+        "max_tokens": max_tokens,
+    }
+    return OfflineResult(provenance(), settings, prompts, runs)
+
+
+def write_json(result: OfflineResult, path: Path) -> None:
+    """Keep a result."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(result.to_json() + "\n", encoding="utf-8")

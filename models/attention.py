@@ -1,0 +1,83 @@
+"""How rows see one another: additive masks, cached attention for serving, masked attention for training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.kv_cache import KVCache
+from models.layers import Attend, Rope
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Where a batch's rows are written in the cache and what each of them sees; built once a step, used by every layer.
+
+    The batch covers ``batch`` consecutive slots from ``first_slot`` with ``rows`` rows each. ``write`` [batch·rows] are flat cache
+    rows; ``mask`` is additive, [batch, 1, rows, span], over the slot's cache rows ``start … start+span``.
+    """
+
+    first_slot: int
+    batch: int
+    rows: int
+    positions: Tensor
+    write: Tensor
+    start: int
+    span: int
+    mask: Tensor
+
+    def rows_mask(self, groups: int) -> Tensor:
+        """The mask with each row repeated for the ``groups`` query heads of a KV head: [batch, 1, rows·groups, span]."""
+        return self.mask.repeat_interleave(groups, dim=2) if groups > 1 else self.mask
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Boolean ``allowed`` -> 0 where true, −inf elsewhere."""
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+
+
+def cached_attention(cache: KVCache, layer: int, plan: AttentionPlan, mask: Tensor, num_heads: int) -> Attend:
+    """Attention that writes the rows' keys and values into ``cache`` and reads all that the plan's mask lets them see."""
+    head_dim, kv_heads = cache.head_dim, cache.num_kv_heads
+    groups = num_heads // kv_heads
+
+    def attend(qkv: Tensor) -> Tensor:
+        cache.write(layer, plan.write, qkv[:, num_heads * head_dim :])
+        keys, values = cache.read(layer, plan.first_slot, plan.batch, plan.start, plan.span)
+        queries = qkv[:, : num_heads * head_dim].reshape(plan.batch, plan.rows * groups, kv_heads, head_dim).transpose(1, 2)
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        return out.transpose(1, 2).reshape(plan.batch * plan.rows, num_heads * head_dim)
+
+    return attend
+
+
+def masked_attention(batch: int, num_heads: int, num_kv_heads: int, mask: Tensor | None, *, causal: bool = False) -> Attend:
+    """Attention among the rows themselves, without a cache.
+
+    Rows are [batch·S]; ``mask`` is boolean [batch or 1, 1, S, S] (true: may see) or None for all (or, with ``causal``, the past).
+    """
+
+    def attend(qkv: Tensor) -> Tensor:
+        heads = qkv.view(batch, -1, num_heads + 2 * num_kv_heads, qkv.shape[-1] // (num_heads + 2 * num_kv_heads))
+        queries, keys, values = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=2)
+        return full_attention(queries, keys, values, mask, causal=causal).flatten(0, 1)
+
+    return attend
+
+
+def full_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
+    """Queries [B, Q, h, d] (heads group-major) over keys and values [B, S, n_kv, d] -> [B, Q, h·d].
+
+    ``mask`` is boolean, [B or 1, 1, Q, S].
+    """
+    groups = queries.shape[2] // keys.shape[2]
+    # Group-major heads: tiling the KV heads lines head g·n_kv + k up with KV head k.
+    keys, values = (x.repeat(1, 1, groups, 1).transpose(1, 2) for x in (keys, values))
+    out = F.scaled_dot_product_attention(queries.transpose(1, 2), keys, values, attn_mask=mask, is_causal=causal)
+    return out.transpose(1, 2).flatten(2)
+
+
+__all__ = ["AttentionPlan", "Rope", "additive", "cached_attention", "full_attention", "masked_attention"]

@@ -1,0 +1,203 @@
+"""Frozen sizes of the networks, read from Hugging Face ``config.json`` files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from models.errors import CheckpointError
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MOASpecLlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base ``theta`` and an optional scaling of its frequencies.
+
+    ``kind`` is "default", "linear" (frequencies divided by ``factor``) or "llama3" (low frequencies divided by ``factor``, blended
+    between the two wavelengths ``original_max_position_embeddings / high_freq_factor`` and ``… / low_freq_factor``).
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
+        """Read ``rope_theta`` and ``rope_scaling`` (transformers 4) or ``rope_parameters`` (transformers 5)."""
+        parameters: dict[str, Any] = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        theta = float(parameters.get("rope_theta", config.get("rope_theta", 10000.0)))
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind not in ("default", "linear", "llama3"):
+            raise CheckpointError(f"rope type {kind!r} is not supported (default, linear and llama3 are)")
+        if kind == "default":
+            return cls(theta=theta)
+        return cls(
+            theta=theta,
+            kind=kind,
+            factor=float(parameters["factor"]),
+            low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
+            high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
+            original_max_position_embeddings=int(parameters.get("original_max_position_embeddings", 8192)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A decoder-only target: Llama 2/3, Mistral, Qwen2/2.5 or Qwen3."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    @property
+    def kv_size(self) -> int:
+        """E_kv: keys and values of one token in one layer, 2·n_kv·d."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
+        """Read a ``config.json``; raises CheckpointError for what this decoder cannot compute."""
+        try:
+            return cls._from_hf(config)
+        except KeyError as error:
+            raise CheckpointError(f"config.json has no {error.args[0]!r}") from None
+
+    @classmethod
+    def _from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
+        names = config.get("architectures") or []
+        name = names[0] if names else None
+        if name not in ARCHITECTURES:
+            known = ", ".join(sorted(set(ARCHITECTURES) - {"MOASpecLlamaForCausalLM"}))
+            raise CheckpointError(f"architecture {name!r} is not supported; supported: {known}")
+        family = ARCHITECTURES[name]
+        if _uses_sliding_window(config, family):
+            raise CheckpointError(
+                f"sliding-window attention (sliding_window={config['sliding_window']}) is not supported: use a checkpoint without "
+                "it, or set sliding_window to null in config.json if your context stays below it"
+            )
+        activation = config.get("hidden_act", "silu")
+        if activation != "silu":
+            raise CheckpointError(f"hidden_act {activation!r} is not supported (silu is)")
+        heads = int(config["num_attention_heads"])
+        bias = bool(config.get("attention_bias", False))
+        return cls(
+            architecture=name,
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_layers=int(config["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
+            rope=RopeConfig.from_hf(config),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bias or family == "qwen2",
+            output_bias=bias,
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
+        )
+
+
+def _uses_sliding_window(config: Mapping[str, Any], family: str) -> bool:
+    if not config.get("sliding_window"):
+        return False
+    if family.startswith("qwen"):
+        return bool(config.get("use_sliding_window", False))
+    return int(config["sliding_window"]) < int(config.get("max_position_embeddings", 2048))
+
+
+@dataclass(frozen=True, slots=True)
+class MoAConfig:
+    """Sizes of a Mixture-of-Attentions drafter for one target; key names in files are the authors'."""
+
+    target: DecoderConfig
+    lsa_num_kv_heads: int
+    lsa_intermediate_size: int
+    sa_num_kv_heads: int
+    sa_intermediate_size: int
+    ca_num_kv_heads: int
+    ca_intermediate_size: int
+    target_layer_inference: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not divide."""
+        heads = self.target.num_heads
+        for name in ("lsa_num_kv_heads", "sa_num_kv_heads", "ca_num_kv_heads"):
+            if heads % getattr(self, name):
+                raise CheckpointError(f"{name}={getattr(self, name)} does not divide the target's {heads} heads")
+        if self.target.kv_size % (2 * heads):
+            raise CheckpointError(f"layer self-attention cannot split E_kv={self.target.kv_size} into {heads} even-sized heads")
+        if not 0 <= self.target_layer_inference < self.target.num_layers:
+            raise CheckpointError(
+                f"target_layer_inference={self.target_layer_inference} must be at least 0 and below the target's "
+                f"{self.target.num_layers} layers"
+            )
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], target: DecoderConfig) -> MoAConfig:
+        """Read the ``config.json`` of a published drafter (the target's config plus the MoA sizes)."""
+        try:
+            return cls(
+                target=target,
+                lsa_num_kv_heads=int(config["layer_self_attention_num_key_value_heads"]),
+                lsa_intermediate_size=int(config["layer_self_attention_intermediate_size"]),
+                sa_num_kv_heads=int(config["self_attention_num_key_value_heads"]),
+                sa_intermediate_size=int(config["self_attention_intermediate_size"]),
+                ca_num_kv_heads=int(config["cross_attention_num_key_value_heads"]),
+                ca_intermediate_size=int(config["cross_attention_intermediate_size"]),
+                target_layer_inference=int(config.get("target_layer_inference", 0)),
+            )
+        except KeyError as error:
+            raise CheckpointError(f"not a MoA drafter: config.json has no {error.args[0]!r}") from None
+
+    def to_hf(self) -> dict[str, Any]:
+        """The MoA keys as the authors name them; the inverse of ``from_hf``."""
+        return {
+            "layer_self_attention_num_key_value_heads": self.lsa_num_kv_heads,
+            "layer_self_attention_intermediate_size": self.lsa_intermediate_size,
+            "self_attention_num_key_value_heads": self.sa_num_kv_heads,
+            "self_attention_intermediate_size": self.sa_intermediate_size,
+            "cross_attention_num_key_value_heads": self.ca_num_kv_heads,
+            "cross_attention_intermediate_size": self.ca_intermediate_size,
+            "target_layer_inference": self.target_layer_inference,
+        }
+
+    @classmethod
+    def from_target(cls, target: DecoderConfig, **sizes: int) -> MoAConfig:
+        """Sizes in the authors' proportions (Llama-3-8B: 4 and 8 KV heads, MLPs of 6144 and 3072), any of them overridden."""
+        heads = target.num_heads
+        defaults = {
+            "lsa_num_kv_heads": target.num_kv_heads,
+            "lsa_intermediate_size": target.kv_size * 3 // 2,
+            "sa_num_kv_heads": max(1, target.num_kv_heads // 2) if heads % max(1, target.num_kv_heads // 2) == 0 else heads,
+            "sa_intermediate_size": target.hidden_size * 3 // 2,
+            "ca_num_kv_heads": max(1, target.num_kv_heads // 2) if heads % max(1, target.num_kv_heads // 2) == 0 else heads,
+            "ca_intermediate_size": target.hidden_size * 3 // 2,
+        }
+        return cls(target=target, **{**defaults, **sizes})

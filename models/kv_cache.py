@@ -1,0 +1,88 @@
+"""Storage of keys and values; who owns which slot is the scheduler's business."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of ``num_slots`` sequences in one preallocated tensor [L, slots·rows, 2·n_kv·d].
+
+    Every slot starts with ``scratch`` rows for a draft tree, followed by ``length`` rows for tokens, so that tree rows stand at the
+    same place in every slot however long its text is. A row holds the keys of all KV heads, then their values. One extra row at
+    the very end takes what padding rows write.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_slots: int,
+        scratch: int,
+        length: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_layers, self.num_slots, self.scratch, self.length = num_layers, num_slots, scratch, length
+        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
+        self.rows_per_slot = scratch + length
+        # Zeros, not empty: masked rows still enter products, and 0 · NaN is NaN.
+        self.data = torch.zeros(
+            num_layers, num_slots * self.rows_per_slot + 1, 2 * num_kv_heads * head_dim, dtype=dtype, device=device
+        )
+        self._slots = self.data[:, :-1].unflatten(1, (num_slots, self.rows_per_slot)).unflatten(3, (2, num_kv_heads, head_dim))
+        self._layers = self.data.unbind(0)
+        self._views: dict[tuple[int, int, int, int], list[tuple[Tensor, Tensor]]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken."""
+        return self.data.nbytes
+
+    @property
+    def padding_row(self) -> int:
+        """The flat row that takes what padding rows write."""
+        return self.num_slots * self.rows_per_slot
+
+    def flat_row(self, slot: int, position: int) -> int:
+        """The flat row of the token at ``position`` of ``slot``; position −scratch is the slot's first scratch row."""
+        return slot * self.rows_per_slot + self.scratch + position
+
+    def write(self, layer: int, rows: Tensor, kv: Tensor) -> None:
+        """Write kv [n, 2·n_kv·d] to the flat ``rows`` [n]."""
+        self._layers[layer].index_copy_(0, rows, kv)
+
+    def read(self, layer: int, first_slot: int, batch: int, start: int, span: int) -> tuple[Tensor, Tensor]:
+        """Views of keys and values, each [batch, n_kv, span, d], over rows start…start+span of consecutive slots."""
+        key = (first_slot, batch, start, span)
+        views = self._views.get(key)
+        if views is None:
+            # Building views costs as much as a small product; a step's key repeats until its span grows.
+            if len(self._views) > 256:
+                self._views.clear()
+            window = self._slots[:, first_slot : first_slot + batch, start : start + span]
+            views = [(layer_kv[:, :, 0].transpose(1, 2), layer_kv[:, :, 1].transpose(1, 2)) for layer_kv in window]
+            self._views[key] = views
+        return views[layer]
+
+    def move_rows(self, source: Tensor, destination: Tensor) -> None:
+        """Copy flat rows ``source`` [n] to ``destination`` [n] in every layer."""
+        self.data.index_copy_(1, destination, self.data.index_select(1, source))
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copy the first ``length`` tokens of one slot into another."""
+        first, second = self.flat_row(source, 0), self.flat_row(destination, 0)
+        self.data[:, second : second + length] = self.data[:, first : first + length]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Flat rows [n] of all layers in LSA's layout, [n, L, 2·n_kv·d] with k and v of each head side by side (PAPER: LSA input)."""
+        kv = self.data.index_select(1, rows)
+        return lsa_layout(kv, self.num_kv_heads, self.head_dim).transpose(0, 1)
+
+
+def lsa_layout(kv: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:
+    """[..., (k0 k1 … v0 v1 …)] -> [..., (k0 v0 k1 v1 …)]."""
+    return kv.unflatten(-1, (2, num_kv_heads, head_dim)).transpose(-3, -2).flatten(-3)

@@ -1,0 +1,126 @@
+"""The target: one decoder for Llama 2/3, Mistral, Qwen2/2.5 and Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention import AttentionPlan, cached_attention, masked_attention
+from models.config import DecoderConfig
+from models.kv_cache import KVCache, lsa_layout
+from models.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
+
+
+@dataclass(frozen=True, slots=True)
+class TargetActivations:
+    """What a drafter learns from: keys and values in LSA's layout, the final hidden state, and the input of layer L−N if asked.
+
+    ``kv`` [B, S, L, E_kv], ``hidden`` [B, S, E] after the final norm, ``layer_input`` [B, S, E] or None.
+    """
+
+    kv: Tensor
+    hidden: Tensor
+    layer_input: Tensor | None
+
+
+class Llama(nn.Module):
+    """Decoder-only transformer with explicit inputs: tokens, an attention plan and a cache that the caller owns."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                config.hidden_size,
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.intermediate_size,
+                config.rms_norm_eps,
+                attention_bias=config.attention_bias,
+                output_bias=config.output_bias,
+                mlp_bias=config.mlp_bias,
+                qk_norm=config.qk_norm,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embedding.weight
+        self.rotary = RotaryTable(config.head_dim, config.rope)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return self.embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.weight.device
+
+    def new_cache(self, num_slots: int, scratch: int, length: int) -> KVCache:
+        """A cache for this model: ``num_slots`` sequences of up to ``length`` tokens, and ``scratch`` tree rows each."""
+        c = self.config
+        self.rotary.reserve(length + scratch, self.embedding.weight)
+        return KVCache(
+            c.num_layers, num_slots, scratch, length, c.num_kv_heads, c.head_dim, dtype=self.dtype, device=self.device
+        )
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Token ids [...] -> embeddings [..., E]."""
+        return F.embedding(token_ids, self.embedding.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What enters the LM head [n, E] -> logits [n, V]."""
+        out: Tensor = self.lm_head(hidden)
+        return out
+
+    def forward(self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache) -> Tensor:
+        """Token ids [n = batch·rows] -> hidden states after the final norm [n, E]; their keys and values go into ``cache``."""
+        return self.run_layers(self.embed(token_ids), plan, cache, first_layer=0)
+
+    def run_layers(self, hidden: Tensor, plan: AttentionPlan, cache: KVCache, *, first_layer: int) -> Tensor:
+        """Run the layers from ``first_layer`` on and the final norm: [n, E] -> [n, E]."""
+        rope = self.rotary(plan.positions)
+        mask = plan.rows_mask(self.config.num_heads // self.config.num_kv_heads)
+        for index in range(first_layer, self.config.num_layers):
+            hidden = self.layers[index](hidden, rope, cached_attention(cache, index, plan, mask, self.config.num_heads))
+        out: Tensor = self.norm(hidden)
+        return out
+
+    @torch.no_grad()
+    def encode(self, token_ids: Tensor, *, layer_input: int | None = None) -> TargetActivations:
+        """Run whole sequences [B, S] causally without a cache, keeping what drafters are trained on.
+
+        ``layer_input`` names the layer whose input is kept (L−N for a drafter with N borrowed layers).
+        """
+        c = self.config
+        batch, length = token_ids.shape
+        self.rotary.reserve(length, self.embedding.weight)
+        rope = self.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
+        hidden = self.embed(token_ids.flatten())
+        kept: Tensor | None = None
+        kv: list[Tensor] = []
+        inner = masked_attention(batch, c.num_heads, c.num_kv_heads, None, causal=True)
+
+        def attend(qkv: Tensor) -> Tensor:
+            kv.append(qkv[:, c.num_heads * c.head_dim :])
+            return inner(qkv)
+
+        for index, layer in enumerate(self.layers):
+            if index == layer_input:
+                kept = hidden.view(batch, length, -1)
+            hidden = layer(hidden, rope, attend)
+        stacked = lsa_layout(torch.stack(kv, dim=1), c.num_kv_heads, c.head_dim).view(batch, length, c.num_layers, c.kv_size)
+        return TargetActivations(stacked, self.norm(hidden).view(batch, length, -1), kept)
+
+    def borrowed(self, first_layer: int) -> Sequence[DecoderLayer]:
+        """The last layers, from ``first_layer`` on, for a drafter that runs through them."""
+        return [layer for layer in self.layers[first_layer:] if isinstance(layer, DecoderLayer)]

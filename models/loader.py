@@ -1,0 +1,285 @@
+"""Hugging Face checkpoints and published MoA drafters <-> our networks. Safetensors only; no code from a checkpoint is ever run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict, snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from models.config import DecoderConfig, MoAConfig
+from models.errors import CheckpointError
+from models.layers import DecoderLayer, Linear
+from models.llama import Llama
+from models.moa import MoA
+
+PRETRAINED = Path(__file__).parent / "pretrained"
+BUNDLED = {"target": PRETRAINED / "concierge", "drafter": PRETRAINED / "concierge-moa"}
+"""Folders of the bundled pair."""
+
+MAX_SHARD = "15MB"
+
+
+def resolve(path_or_id: str | Path) -> Path:
+    """A local folder as it is; anything else is a hub id, whose safetensors, configs and tokenizer are downloaded once."""
+    folder = Path(path_or_id)
+    if folder.is_dir():
+        return folder
+    if str(path_or_id).startswith((".", "/", "~")) or str(path_or_id).count("/") != 1:
+        raise CheckpointError(f"no folder {str(path_or_id)!r} (a hub id looks like 'owner/name')")
+    try:
+        return Path(snapshot_download(str(path_or_id), allow_patterns=["*.safetensors", "*.json", "*.jinja", "tokenizer*"]))
+    except Exception as error:
+        raise CheckpointError(f"cannot download {str(path_or_id)!r} from the hub: {error}") from error
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object in a checkpoint folder; {} when the file is absent."""
+    path = folder / name
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return content
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint folder, one file or sharded."""
+    index = read_json(folder, "model.safetensors.index.json")
+    if index and "weight_map" not in index:
+        raise CheckpointError(f"{folder / 'model.safetensors.index.json'} has no 'weight_map'")
+    names = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        if not name.endswith(".safetensors") or not (folder / name).exists():
+            if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+                raise CheckpointError(
+                    f"{folder} holds pickled weights only; convert them to safetensors, pickles are never loaded"
+                )
+            raise CheckpointError(f"{folder} has no {name}")
+        try:
+            tensors.update(load_file(folder / name))
+        except SafetensorError as error:
+            raise CheckpointError(f"{folder / name} is damaged ({error}); fetch it again") from error
+    return tensors
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    """The folder's tokenizer with its chat template, or None where it has none."""
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        return None
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return tokenizer
+
+
+def load_target(
+    path_or_id: str | Path, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> tuple[Llama, PreTrainedTokenizerBase | None]:
+    """Load a target and its tokenizer; raises CheckpointError saying what is missing or unsupported."""
+    folder = resolve(path_or_id)
+    raw = read_json(folder, "config.json")
+    if not raw:
+        raise CheckpointError(f"{folder} has no config.json")
+    config = DecoderConfig.from_hf(raw)
+    model = _empty(lambda: Llama(config), dtype, device)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.embedding.weight  # to_empty gave each its own storage
+    tensors = read_tensors(folder)
+    state = _decoder_state(tensors, config)
+    _fill(model, state, folder)
+    return model.eval().requires_grad_(False), load_tokenizer(folder)
+
+
+def load_drafter(
+    path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> MoA:
+    """Load a MoA drafter in the authors' layout for a target of the given sizes."""
+    folder = resolve(path_or_id)
+    raw = read_json(folder, "config.json")
+    for key, expected in (("hidden_size", target.hidden_size), ("num_hidden_layers", target.num_layers)):
+        if raw.get(key, expected) != expected:
+            raise CheckpointError(
+                f"the drafter in {folder} was made for a target with {key}={raw[key]}, this one has {expected}"
+            )
+    config = MoAConfig.from_hf(raw, target)
+    model = _empty(lambda: MoA(config), dtype, device)
+    tensors = {_plain_name(name): tensor for name, tensor in read_tensors(folder).items()}
+    state: dict[str, Tensor] = {}
+    for ours, theirs in _MOA_LAYERS.items():
+        layer = getattr(model, ours)
+        state.update({f"{ours}.{name}": value for name, value in _layer_state(tensors, f"{theirs}.", layer).items()})
+    for name in ("weight", "bias"):
+        state[f"to_memory.{name}"] = _take(tensors, f"Ekv2E.{name}")
+    _fill(model, state, folder)
+    return model.eval().requires_grad_(False)
+
+
+def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD) -> None:
+    """Write a drafter in the authors' layout: sharded safetensors, and a config.json with the target's sizes and MoA's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for ours, theirs in _MOA_LAYERS.items():
+        tensors.update(_published_layer(getattr(drafter, ours), f"{theirs}."))
+    tensors["Ekv2E.weight"] = drafter.to_memory.weight
+    if drafter.to_memory.bias is not None:
+        tensors["Ekv2E.bias"] = drafter.to_memory.bias
+    tensors = {name: tensor.detach().to("cpu", dtype, copy=True).contiguous() for name, tensor in tensors.items()}
+    save_torch_state_dict(tensors, folder, max_shard_size=max_shard)
+    target = drafter.config.target
+    config = {
+        "architectures": ["MOASpecLlamaForCausalLM"],
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_hidden_layers": target.num_layers,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": target.head_dim,
+        "rms_norm_eps": target.rms_norm_eps,
+        "rope_theta": target.rope.theta,
+        **drafter.config.to_hf(),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def optimize_for_inference(model: nn.Module) -> None:
+    """Pack all linear weights; call it after loading, never before training."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.pack()
+
+
+_MOA_LAYERS = {"lsa": "layer_self_attention", "sa": "self_attention", "ca": "cross_attention"}
+
+
+def _plain_name(name: str) -> str:
+    """Published files may prefix every key with the name of the wrapping model."""
+    for theirs in (*_MOA_LAYERS.values(), "Ekv2E"):
+        if f".{theirs}." in f".{name}" and not name.startswith(theirs):
+            # "self_attention" is a suffix of "layer_self_attention": cut at a dot only.
+            head, _, tail = name.partition(f".{theirs}.")
+            return f"{theirs}.{tail}" if tail else head
+    return name
+
+
+def _empty(make: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
+    """Build a module without spending time on initial values."""
+    with torch.device("meta"):
+        model = make()
+    return model.to_empty(device=device).to(dtype)
+
+
+def _take(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    try:
+        return tensors[name]
+    except KeyError:
+        raise CheckpointError(f"the checkpoint has no tensor {name!r}") from None
+
+
+def _fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
+    """Copy a complete state into the module, casting; names every tensor of the wrong shape."""
+    wanted = dict(model.named_parameters(remove_duplicate=False))
+    missing = sorted(set(wanted) - set(state))
+    if missing:
+        raise CheckpointError(f"{folder} lacks weights for {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            if parameter.shape != state[name].shape:
+                raise CheckpointError(
+                    f"{folder}: {name} has shape {tuple(state[name].shape)}, the config asks for {tuple(parameter.shape)}"
+                )
+            parameter.copy_(state[name])
+
+
+def _decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    state = {
+        "embedding.weight": _take(tensors, "model.embed_tokens.weight"),
+        "norm.weight": _take(tensors, "model.norm.weight"),
+    }
+    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    state["lm_head.weight"] = _take(tensors, head)
+    with torch.device("meta"):
+        shape = Llama(config).layers[0]
+    for index in range(config.num_layers):
+        layer = _layer_state(tensors, f"model.layers.{index}.", shape)
+        state.update({f"layers.{index}.{name}": value for name, value in layer.items()})
+    return state
+
+
+def _to_group_major(x: Tensor, kv_heads: int, dim: int, *, heads: int, inverse: bool = False) -> Tensor:
+    """Reorder query heads along ``dim`` from [kv head, group] to [group, kv head], or back."""
+    groups = heads // kv_heads
+    outer = (groups, kv_heads) if inverse else (kv_heads, groups)
+    size = x.shape[dim] // heads
+    return x.unflatten(dim, (*outer, size)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+def _layer_state(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict[str, Tensor]:
+    """One published decoder layer -> our fused, group-major one."""
+    try:
+        return _fused_layer(tensors, prefix, layer)
+    except RuntimeError as error:  # torch refuses to join or split tensors of the wrong shape
+        raise CheckpointError(f"{prefix.rstrip('.')} has tensors whose shapes do not fit the config: {error}") from error
+
+
+def _fused_layer(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict[str, Tensor]:
+    heads, kv_heads = layer.num_heads, layer.num_kv_heads
+
+    def fused(names: Iterable[str], kind: str) -> Tensor:
+        parts = [_take(tensors, f"{prefix}{name}.{kind}") for name in names]
+        return torch.cat(parts)
+
+    def queries(x: Tensor) -> Tensor:
+        return _to_group_major(x, kv_heads, 0, heads=heads)
+
+    q_rows = layer.q_size
+    state: dict[str, Tensor] = {}
+    for kind in ("weight", "bias"):
+        if getattr(layer.qkv, kind) is not None:
+            qkv = fused(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), kind)
+            if qkv.shape[0] != q_rows + layer.kv_size:
+                raise CheckpointError(
+                    f"{prefix}self_attn q, k and v {kind}s have {qkv.shape[0]} rows, the config asks for {q_rows + layer.kv_size}"
+                )
+            state[f"qkv.{kind}"] = torch.cat((queries(qkv[:q_rows]), qkv[q_rows:]))
+        if getattr(layer.output, kind) is not None:
+            state[f"output.{kind}"] = _take(tensors, f"{prefix}self_attn.o_proj.{kind}")
+        if getattr(layer.mlp.down, kind) is not None:
+            state[f"mlp.gate_up.{kind}"] = fused(("mlp.gate_proj", "mlp.up_proj"), kind)
+            state[f"mlp.down.{kind}"] = _take(tensors, f"{prefix}mlp.down_proj.{kind}")
+    state["output.weight"] = _to_group_major(state["output.weight"], kv_heads, 1, heads=heads)
+    state["input_norm.weight"] = _take(tensors, f"{prefix}input_layernorm.weight")
+    state["mlp_norm.weight"] = _take(tensors, f"{prefix}post_attention_layernorm.weight")
+    for name in ("q_norm", "k_norm"):
+        if getattr(layer, name) is not None:
+            state[f"{name}.weight"] = _take(tensors, f"{prefix}self_attn.{name}.weight")
+    return state
+
+
+def _published_layer(layer: DecoderLayer, prefix: str) -> dict[str, Tensor]:
+    """Our fused layer -> the published names; drafters have no biases and no q/k norms."""
+    heads, kv_heads = layer.num_heads, layer.num_kv_heads
+    queries, keys, values = layer.qkv.weight.split((layer.q_size, layer.kv_size // 2, layer.kv_size // 2))
+    gate, up = layer.mlp.gate_up.weight.chunk(2)
+    return {
+        f"{prefix}self_attn.q_proj.weight": _to_group_major(queries, kv_heads, 0, heads=heads, inverse=True),
+        f"{prefix}self_attn.k_proj.weight": keys,
+        f"{prefix}self_attn.v_proj.weight": values,
+        f"{prefix}self_attn.o_proj.weight": _to_group_major(layer.output.weight, kv_heads, 1, heads=heads, inverse=True),
+        f"{prefix}mlp.gate_proj.weight": gate,
+        f"{prefix}mlp.up_proj.weight": up,
+        f"{prefix}mlp.down_proj.weight": layer.mlp.down.weight,
+        f"{prefix}input_layernorm.weight": layer.input_norm.weight,
+        f"{prefix}post_attention_layernorm.weight": layer.mlp_norm.weight,
+    }

@@ -1,0 +1,133 @@
+"""The Mixture-of-Attentions drafter (arXiv 2410.03804): one class for training and serving.
+
+Layer self-attention (LSA) summarises the target's keys and values of a verified token into its *memory*; self-attention (SA) reads
+token embeddings; cross-attention (CA) asks memory. What leaves CA enters the target's LM head (N = 0) or stands for the input of
+the target's layer L−N and runs through its last N layers first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.attention import full_attention, masked_attention
+from models.config import MoAConfig, RopeConfig
+from models.layers import DecoderLayer, Linear, Rope, RotaryTable, rotate_
+from models.llama import Llama, TargetActivations
+
+
+@dataclass(frozen=True, slots=True)
+class DraftActivations:
+    """Output of a training forward: ``feature`` [B, S, E] enters the LM head, ``predicted_input`` [B, S, E] is CA's output (N > 0)."""
+
+    feature: Tensor
+    predicted_input: Tensor | None
+
+
+class MoA(nn.Module):
+    """LSA, SA and CA. Embeddings, LM head and borrowed layers belong to the target and are passed in."""
+
+    def __init__(self, config: MoAConfig) -> None:
+        super().__init__()
+        self.config = config
+        target = config.target
+        heads, eps, kv_size = target.num_heads, target.rms_norm_eps, target.kv_size
+        plain_rope = RopeConfig(theta=target.rope.theta)
+        self.lsa = DecoderLayer(kv_size, heads, config.lsa_num_kv_heads, kv_size // heads, config.lsa_intermediate_size, eps)
+        self.to_memory = Linear(kv_size, target.hidden_size, bias=True)
+        self.sa = DecoderLayer(
+            target.hidden_size, heads, config.sa_num_kv_heads, target.head_dim, config.sa_intermediate_size, eps
+        )
+        self.ca = DecoderLayer(
+            target.hidden_size, heads, config.ca_num_kv_heads, target.head_dim, config.ca_intermediate_size, eps
+        )
+        self.rotary = RotaryTable(target.head_dim, plain_rope)
+        self.layer_rotary = RotaryTable(kv_size // heads, plain_rope)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return self.to_memory.weight.dtype
+
+    def memory(self, kv: Tensor) -> Tensor:
+        """Layer self-attention: keys and values of n verified tokens [n, L, E_kv] -> their memory [n, E]."""
+        n, layers, _ = kv.shape
+        self.layer_rotary.reserve(layers, kv)
+        rope = self.layer_rotary(torch.arange(layers, device=kv.device).repeat(n))
+        attend = masked_attention(n, self.config.target.num_heads, self.config.lsa_num_kv_heads, None)
+        out: Tensor = self.to_memory(self.lsa(kv.flatten(0, 1), rope, attend).view(n, layers, -1).mean(dim=1))
+        return out
+
+    def cross_keys_values(self, memory: Tensor, rope: Rope) -> Tensor:
+        """Memory [n, E] -> CA's rotated keys and its values [n, 2·n_kv·d]."""
+        return _keys_values(self.ca, memory, rope)
+
+    def self_keys_values(self, embeddings: Tensor, rope: Rope) -> Tensor:
+        """Token embeddings [n, E] -> SA's rotated keys and its values [n, 2·n_kv·d].
+
+        SA is one layer over embeddings, so a token's keys and values depend on nothing but itself and its position.
+        """
+        return _keys_values(self.sa, embeddings, rope)
+
+    def cross_queries(self, x: Tensor, rope: Rope) -> Tensor:
+        """SA's output [n, E] -> CA's rotated queries [n, h, d]."""
+        ca = self.ca
+        bias = ca.qkv.bias[: ca.q_size] if ca.qkv.bias is not None else None
+        queries = nn.functional.linear(ca.input_norm(x), ca.qkv.weight[: ca.q_size], bias).unflatten(-1, (-1, ca.head_dim))
+        rotate_(queries, rope)
+        return queries
+
+    def forward(
+        self,
+        target: Llama,
+        token_ids: Tensor,
+        activations: TargetActivations,
+        sa_mask: Tensor,
+        ca_mask: Tensor,
+        boundaries: Tensor,
+    ) -> DraftActivations:
+        """Teacher-forced training forward over whole sequences.
+
+        ``token_ids`` [B, S]; ``sa_mask`` and ``ca_mask`` boolean [B, 1, S, S], true where row i may see token (SA) or memory (CA) j;
+        ``boundaries`` boolean [B, S] marks verified positions, whose true inputs the borrowed layers see (N > 0).
+        """
+        batch, length = token_ids.shape
+        target_config = self.config.target
+        memory = self.memory(activations.kv.flatten(0, 1))
+        self.rotary.reserve(length, memory)
+        rope = self.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
+        embeddings = target.embed(token_ids.flatten())
+        hidden = self.sa(
+            embeddings, rope, masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask)
+        )
+        queries = self.cross_queries(hidden, rope).unflatten(0, (batch, length))
+        keys, values = self.cross_keys_values(memory, rope).view(batch, length, 2, -1, target_config.head_dim).unbind(2)
+        attended = full_attention(queries, keys, values, ca_mask).flatten(0, 1)
+        predicted = self.ca.finish(hidden, attended).view(batch, length, -1)
+        if self.config.target_layer_inference == 0:
+            return DraftActivations(predicted, None)
+        return DraftActivations(self._through_borrowed(target, predicted, activations, boundaries), predicted)
+
+    def _through_borrowed(self, target: Llama, predicted: Tensor, activations: TargetActivations, boundaries: Tensor) -> Tensor:
+        """Run the target's last N layers over predicted inputs, with the true input at boundaries."""
+        if activations.layer_input is None:
+            raise ValueError("the activations were encoded without layer_input; pass layer_input=L-N to Llama.encode")
+        batch, length, _ = predicted.shape
+        config = self.config.target
+        hidden = torch.where(boundaries.unsqueeze(-1), activations.layer_input.to(predicted), predicted).flatten(0, 1)
+        target.rotary.reserve(length, target.embedding.weight)
+        rope = target.rotary(torch.arange(length, device=predicted.device).repeat(batch))
+        attend = masked_attention(batch, config.num_heads, config.num_kv_heads, None, causal=True)
+        for layer in target.borrowed(config.num_layers - self.config.target_layer_inference):
+            hidden = layer(hidden, rope, attend)
+        out: Tensor = target.norm(hidden)
+        return out.view(batch, length, -1)
+
+
+def _keys_values(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
+    bias = layer.qkv.bias[layer.q_size :] if layer.qkv.bias is not None else None
+    kv = nn.functional.linear(layer.input_norm(x), layer.qkv.weight[layer.q_size :], bias)
+    rotate_(kv.unflatten(-1, (-1, layer.head_dim))[:, : layer.num_kv_heads], rope)
+    return kv

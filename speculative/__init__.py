@@ -1,0 +1,1 @@
+"""The engine: scheduling, drafting, verification and sampling over the networks in ``models``."""

@@ -1,0 +1,196 @@
+"""asyncio on one side, the one engine thread on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable
+
+from transformers import PreTrainedTokenizerBase
+
+from speculative.config import EngineConfig, EngineStatus, ModelInfo
+from speculative.engine import Engine
+from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
+from speculative.request import Request, RequestOutput, RequestStats
+
+logger = logging.getLogger("moaserve.engine")
+
+_Command = tuple[str, Request | str | None]
+
+
+class AsyncEngine:
+    """Runs an Engine in a thread of its own and hands its outputs to coroutines of one event loop."""
+
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        self._load = load
+        self._engine: Engine | None = None
+        self._load_error: EngineError | None = None
+        self._loaded = threading.Event()
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._streams: dict[str, asyncio.Queue[RequestOutput]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._ready = asyncio.Event()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> AsyncEngine:
+        """An engine that loads what ``config`` names once it is started."""
+        from speculative.loading import load_engine
+
+        return cls(lambda: load_engine(config))
+
+    async def start(self) -> None:
+        """Start the engine thread; it loads the model and then serves. Returns at once."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="moaserve-engine", daemon=True)
+        self._thread.start()
+
+    async def wait_ready(self) -> None:
+        """Return once the model is loaded; raises EngineLoadError when it cannot be."""
+        await self._ready.wait()
+        if self._load_error is not None:
+            raise self._load_error
+
+    async def stop(self) -> None:
+        """Abort everything and end the thread; open streams end with "abort".
+
+        A load that is under way is left to itself: the thread is a daemon and ends with the process.
+        """
+        self._draining = True
+        self._commands.put(("stop", None))
+        if self._thread is not None and self._ready.is_set():
+            await asyncio.to_thread(self._thread.join)
+        for request_id, stream in self._streams.items():
+            stream.put_nowait(RequestOutput(request_id, (), "", "abort", RequestStats()))
+
+    async def drain(self, timeout: float) -> bool:
+        """Take no new requests and wait up to ``timeout`` seconds for the running ones; True if all have ended."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """True when requests are taken."""
+        return self._engine is not None and not self._draining and self.alive
+
+    @property
+    def alive(self) -> bool:
+        """True while the thread runs and loading has not failed."""
+        return self._thread is not None and self._thread.is_alive() and self._load_error is None
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model; EngineNotReadyError until then."""
+        return self._loaded_engine().info
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The loaded model's tokenizer; EngineNotReadyError until then."""
+        tokenizer = self._loaded_engine().tokenizer
+        if tokenizer is None:
+            raise EngineNotReadyError("this model has no tokenizer")
+        return tokenizer
+
+    def status(self) -> EngineStatus:
+        """A snapshot of the engine's load."""
+        return self._engine.status() if self._engine is not None else EngineStatus(0, 0, 0.0)
+
+    def validate(self, request: Request) -> None:
+        """Raise what ``generate`` would, before anything is started."""
+        if self._draining:
+            raise EngineNotReadyError("the server is shutting down")
+        self._loaded_engine().validate(request)
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request until it ends; closing the generator early aborts the request."""
+        self.validate(request)
+        if request.request_id in self._streams:
+            raise EngineError(f"request id {request.request_id!r} is already in use")
+        stream: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        self._commands.put(("add", request))
+        finished = False
+        try:
+            while not finished:
+                output = await stream.get()
+                finished = output.finish_reason is not None
+                if output.finish_reason == "error":
+                    raise EngineStepError("the engine failed while working on this request")
+                yield output
+        finally:
+            self._streams.pop(request.request_id, None)
+            if not self._streams:
+                self._idle.set()
+            if not finished:
+                self.abort(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request within one step; its stream, if still open, gets a last output with "abort"."""
+        self._commands.put(("abort", request_id))
+
+    def _loaded_engine(self) -> Engine:
+        if self._engine is None:
+            raise self._load_error or EngineNotReadyError("the model is still loading")
+        return self._engine
+
+    def _run(self) -> None:
+        """The engine thread."""
+        try:
+            self._engine = self._load()
+        except EngineError as error:
+            self._load_error = error
+        except Exception as error:
+            logger.exception("loading failed")
+            self._load_error = EngineLoadError(f"loading failed: {error}")
+        self._call(self._ready.set)
+        if self._engine is None:
+            return
+        while self._take_commands(self._engine):
+            outputs = self._step(self._engine)
+            if outputs:
+                self._call(self._publish, outputs)
+
+    def _take_commands(self, engine: Engine) -> bool:
+        """Carry out what has been asked, waiting when there is nothing else to do; False to end."""
+        while True:
+            try:
+                kind, argument = self._commands.get(block=not engine.has_work)
+            except queue.Empty:
+                return True
+            if kind == "stop":
+                return False
+            if isinstance(argument, Request):
+                engine.add(argument)
+            elif isinstance(argument, str):
+                output = engine.abort(argument)
+                if output is not None:
+                    self._call(self._publish, [output])
+
+    def _step(self, engine: Engine) -> list[RequestOutput]:
+        try:
+            return engine.step()
+        except Exception:
+            # The step's requests are lost, the engine is not: their slots are freed and the next step starts clean.
+            logger.exception("an engine step failed")
+            return engine.fail_active()
+
+    def _publish(self, outputs: list[RequestOutput]) -> None:
+        """On the event loop: hand outputs to their streams; those nobody reads any more are dropped."""
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put_nowait(output)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)

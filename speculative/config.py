@@ -1,0 +1,71 @@
+"""EngineConfig: what the engine needs to know, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from speculative.errors import EngineLoadError
+
+BUNDLED = "bundled"
+DType = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to load and run a target with its drafter.
+
+    ``model`` is "bundled", a folder or a hub id. ``drafter`` is "auto" (the bundled MoA drafter with the bundled target, otherwise
+    n-gram), "none", "ngram", a folder or a hub id. ``max_model_len`` counts prompt and output tokens of one sequence (None: the
+    model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the prompt tokens run per step.
+    ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and the ``draft_nodes`` best are verified.
+    """
+
+    model: str = BUNDLED
+    drafter: str = "auto"
+    dtype: DType = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    prefill_chunk: int = 512
+    draft_depth: int = 5
+    draft_breadth: int = 4
+    draft_nodes: int = 16
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot work, naming the setting."""
+        for name in ("max_num_seqs", "prefill_chunk", "draft_depth", "draft_breadth", "draft_nodes"):
+            if getattr(self, name) < 1:
+                raise EngineLoadError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise EngineLoadError(f"max_model_len must be at least 2, got {self.max_model_len}")
+        if self.draft_nodes < self.draft_depth:
+            raise EngineLoadError(f"draft_nodes ({self.draft_nodes}) must be at least draft_depth ({self.draft_depth})")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the HTTP layer may know of a loaded model.
+
+    ``default_sampling`` holds the sampling keys of the model's generation_config.json (temperature, top_p, top_k, min_p), with
+    ``temperature`` 0 where it says ``do_sample: false``.
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    device: str
+    drafter: str
+    default_sampling: dict[str, Any]
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot for metrics and probes: how many requests run and wait, and the share of KV slots in use (0 to 1)."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float

@@ -1,0 +1,57 @@
+"""Tokens to text as they come, with stop strings."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class Detokenizer:
+    """Incremental text of one request.
+
+    Bytes that do not yet form a character wait, and so does text that could be the start of a stop string; what has been given out
+    is never taken back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = stop
+        self._held = ""
+        self._undecoded: list[int] = []
+        self.stopped = False
+
+    def add(self, token: int) -> str:
+        """The text that ``token`` makes certain; sets ``stopped`` when a stop string is complete."""
+        if self._tokenizer is None:
+            return ""
+        text = self._stream.step(self._tokenizer, token)
+        if text is None:
+            self._undecoded.append(token)
+            return ""
+        self._undecoded.clear()
+        return self._release(text) if self._stop else text
+
+    def flush(self) -> str:
+        """All that waited: the text has ended."""
+        held, self._held = self._held, ""
+        if self._undecoded and self._tokenizer is not None:
+            held += self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
+            self._undecoded.clear()
+        return held
+
+    def _release(self, text: str) -> str:
+        held = self._held + text
+        ends = [place for place in (held.find(stop) for stop in self._stop) if place >= 0]
+        if ends:
+            self.stopped = True
+            self._held = ""
+            return held[: min(ends)]
+        keep = max(_overlap(held, stop) for stop in self._stop)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

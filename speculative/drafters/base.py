@@ -1,0 +1,43 @@
+"""What every drafter can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from models.kv_cache import KVCache
+from speculative.policy import DraftShape
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedTokens:
+    """Tokens that the target has just run, whose keys and values stand in its cache; all [n], sequences mixed."""
+
+    slots: Tensor
+    positions: Tensor
+    token_ids: Tensor
+
+
+class Drafter(Protocol):
+    """Proposes a tree for every decoding sequence.
+
+    Sequences hold consecutive slots from 0. A drafter never sees whether its drafts were right; it learns of verified tokens.
+    """
+
+    name: str
+
+    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
+        """Take note of newly verified tokens."""
+
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+        """Draft at most ``shape.nodes`` nodes for each sequence; sequences that do not speculate get none."""
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """A sequence of ``length`` verified tokens changes its slot."""
+
+    def target_scratch_rows(self, shape: DraftShape) -> int:
+        """Scratch rows of the target's cache that drafting itself needs."""

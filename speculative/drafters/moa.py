@@ -1,0 +1,233 @@
+"""Tree drafting with a Mixture-of-Attentions drafter, batched over sequences.
+
+Memory, and SA's keys and values, are kept for verified tokens; tree nodes live in SA's scratch rows while a tree grows.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.attention import AttentionPlan, additive, cached_attention
+from models.kv_cache import KVCache
+from models.llama import Llama
+from models.moa import MoA
+from speculative.batch import borrowed_plan, span_of
+from speculative.drafters.base import VerifiedTokens
+from speculative.policy import DraftShape
+from speculative.sampling import gumbel_noise, noise_key
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+
+_CANDIDATES = 32
+"""Drafter tokens per node that get noise when sampling; the rest are too unlikely to win."""
+
+
+class MoADrafter:
+    """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified."""
+
+    name = "moa"
+
+    def __init__(self, moa: MoA, target: Llama, num_slots: int, length: int, shape: DraftShape) -> None:
+        self.moa, self.target = moa, target
+        self.borrowed = moa.config.target_layer_inference
+        config = moa.config
+        head_dim = config.target.head_dim
+        scratch = 1 + shape.depth * shape.breadth
+        device, dtype = target.device, moa.dtype
+        self.sa_cache = KVCache(1, num_slots, scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
+        self.ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
+        moa.rotary.reserve(length + scratch, moa.to_memory.weight)
+        self._sa_groups = config.target.num_heads // config.sa_num_kv_heads
+        self._ca_groups = config.target.num_heads // config.ca_num_kv_heads
+
+    def target_scratch_rows(self, shape: DraftShape) -> int:
+        """Borrowed layers keep the keys and values of drafted nodes in the target's scratch rows."""
+        return 1 + shape.depth * shape.breadth if self.borrowed else 0
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Move memory and SA's state."""
+        self.sa_cache.move_slot(source, destination, length)
+        self.ca_cache.move_slot(source, destination, length)
+
+    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
+        """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""
+        slots, positions = verified.slots, verified.positions
+        rope = self.moa.rotary(positions)
+        kv = target_cache.gather(slots * target_cache.rows_per_slot + target_cache.scratch + positions)
+        memory = self.moa.memory(kv.to(self.moa.dtype))
+        self.ca_cache.write(0, slots * self.ca_cache.rows_per_slot + positions, self.moa.cross_keys_values(memory, rope))
+        rows = slots * self.sa_cache.rows_per_slot + self.sa_cache.scratch + positions
+        self.sa_cache.write(0, rows, self.moa.self_keys_values(self._embed(verified.token_ids), rope))
+
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+        """Draft level by level; see DESIGN: nodes are ranked by the perturbed drafter's probability."""
+        growth = _Growth(self, sequences, shape, target_cache)
+        while growth.expand():
+            pass
+        return growth.tree()
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        return self.target.embed(token_ids).to(self.moa.dtype)
+
+
+class _Growth:
+    """One step's trees while they grow. Shapes: B sequences, w frontier nodes each, k candidates a node."""
+
+    def __init__(self, drafter: MoADrafter, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> None:
+        self.drafter, self.shape, self.target_cache = drafter, shape, target_cache
+        self.sequences, self.batch = sequences, len(sequences)
+        device = drafter.target.device
+        self.lengths = torch.tensor([sequence.num_computed for sequence in sequences], device=device)
+        self.longest = max(sequence.num_computed for sequence in sequences)
+        self.temperatures = _temperatures(sequences, device)
+        self.level = 0
+        self.tokens = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
+        self.scores = torch.zeros(self.batch, 1, device=device)
+        # Row numbers among all candidates of the tree: the root is 0, then level by level.
+        self.numbers = torch.zeros(self.batch, 1, dtype=torch.long, device=device)
+        self.num_rows = 1
+        self.drafted: list[tuple[Tensor, Tensor, Tensor]] = []
+        cache = drafter.sa_cache
+        self.span = cache.scratch + span_of(cache, self.longest)
+        columns = torch.arange(self.span - cache.scratch, device=device)
+        self.prefix_mask = additive(columns < self.lengths.view(-1, 1, 1, 1), drafter.moa.dtype)
+        self.tree_mask = torch.full((self.batch, 1, 1, cache.scratch), float("-inf"), dtype=drafter.moa.dtype, device=device)
+        self.tree_mask[..., 0] = 0.0
+        self.first_row = 0
+        self.slot_rows = torch.arange(self.batch, device=device).unsqueeze(1)
+
+    def expand(self) -> bool:
+        """Draft one level from the frontier; True when another level should follow."""
+        width = self.tokens.shape[1]
+        logits = self._logits()
+        log_probs, tokens = self._candidates(logits.view(self.batch, width, -1))
+        scores = (self.scores.unsqueeze(-1) + log_probs).flatten(1)
+        parents = self.numbers.repeat_interleave(log_probs.shape[-1], dim=1)
+        tokens = tokens.flatten(1)
+        self.drafted.append((scores, tokens, parents))
+        first_number = 1 + sum(part[0].shape[1] for part in self.drafted[:-1])
+        self.level += 1
+        if self.level >= self.shape.depth:
+            return False
+        best, index = scores.topk(min(self.shape.breadth, scores.shape[1]), dim=1)
+        if self.shape.min_path_probability > 0.0 and bool(best[:, 0].max().exp() < self.shape.min_path_probability):
+            return False
+        self._grow_mask(index // log_probs.shape[-1])
+        self.tokens, self.scores, self.numbers = tokens.gather(1, index), best, index + first_number
+        return True
+
+    def _grow_mask(self, parents: Tensor) -> None:
+        """Every node of the new frontier sees what its parent saw, and itself."""
+        width = parents.shape[1]
+        self.first_row += self.tokens.shape[1]
+        scratch = self.tree_mask.shape[-1]
+        mask = self.tree_mask.squeeze(1).gather(1, parents.unsqueeze(-1).expand(-1, -1, scratch))
+        mask[:, :, self.first_row : self.first_row + width].diagonal(dim1=1, dim2=2).zero_()
+        self.tree_mask = mask.unsqueeze(1)
+
+    def _logits(self) -> Tensor:
+        """Run SA, CA and the head on the frontier: float32 logits [B·w, V]."""
+        drafter, moa, target = self.drafter, self.drafter.moa, self.drafter.target
+        width = self.tokens.shape[1]
+        positions = (self.lengths + self.level).repeat_interleave(width)
+        rope = moa.rotary(positions)
+        hidden = moa.sa(
+            drafter._embed(self.tokens.flatten()),
+            rope,
+            cached_attention(
+                drafter.sa_cache, 0, plan := self._plan(positions), plan.rows_mask(drafter._sa_groups), moa.sa.num_heads
+            ),
+        )
+        feature = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope)))
+        if drafter.borrowed:
+            feature = target.run_layers(
+                feature.to(target.dtype),
+                borrowed_plan(self.target_cache, self.lengths, self.longest, positions, self.tree_mask, self.first_row),
+                self.target_cache,
+                first_layer=target.config.num_layers - drafter.borrowed,
+            )
+        return target.logits(feature.to(target.dtype)).float()
+
+    def _plan(self, positions: Tensor) -> AttentionPlan:
+        cache, width = self.drafter.sa_cache, self.tokens.shape[1]
+        rows = torch.arange(self.first_row, self.first_row + width, device=positions.device)
+        write = (self.slot_rows * cache.rows_per_slot + rows).flatten()
+        mask = torch.cat((self.tree_mask, self.prefix_mask.expand(-1, -1, width, -1)), dim=-1)
+        return AttentionPlan(0, self.batch, width, positions, write, 0, self.span, mask)
+
+    def _cross_attend(self, queries: Tensor) -> Tensor:
+        """Queries [B·w, h, d] over the memory of verified tokens -> [B·w, h·d]."""
+        if self.longest == 0:
+            return torch.zeros_like(queries).flatten(1)
+        cache, width = self.drafter.ca_cache, self.tokens.shape[1]
+        alone = self.batch == 1
+        span = self.longest if alone else span_of(cache, self.longest)
+        keys, values = cache.read(0, 0, self.batch, 0, span)
+        grouped = queries.view(self.batch, -1, cache.num_kv_heads, cache.head_dim).transpose(1, 2)
+        # Alone, everything in the span is visible and no mask is needed; a sequence without memory must not see only −inf.
+        mask = None if alone else self.prefix_mask[..., :span].masked_fill((self.lengths == 0).view(-1, 1, 1, 1), 0.0)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+        return out.transpose(1, 2).reshape(self.batch * width, -1)
+
+    def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, w, V] -> log-probabilities and token ids of each node's best candidates, [B, w, breadth]."""
+        breadth = self.shape.breadth
+        if self.temperatures is None:
+            best, ids = top_tokens(logits, breadth)
+            return best - logits.logsumexp(-1, keepdim=True) - _DEPTH_PENALTY, ids
+        best, ids = top_tokens(logits / self.temperatures.view(-1, 1, 1), _CANDIDATES)
+        keys = [
+            0 if sequence.request.params.greedy else noise_key(sequence.seed, sequence.num_computed + self.level + 1)
+            for sequence in self.sequences
+        ]
+        noise = gumbel_noise(torch.tensor(keys, device=logits.device).view(-1, 1, 1), ids)
+        greedy = torch.tensor([sequence.request.params.greedy for sequence in self.sequences], device=logits.device)
+        perturbed = (best + noise.masked_fill(greedy.view(-1, 1, 1), 0.0)).log_softmax(-1)
+        log_probs, index = perturbed.topk(breadth, dim=-1)
+        return log_probs - _DEPTH_PENALTY, ids.gather(-1, index)
+
+    def tree(self) -> DraftTree:
+        """The best nodes of all levels. A child never scores above its parent, so they form a tree."""
+        scores = torch.cat([part[0] for part in self.drafted], dim=1)
+        tokens = torch.cat([part[1] for part in self.drafted], dim=1)
+        parents = torch.cat([part[2] for part in self.drafted], dim=1)
+        count = min(self.shape.nodes, scores.shape[1])
+        index = scores.topk(count, dim=1).indices.sort(dim=1).values
+        rows = torch.zeros(self.batch, scores.shape[1] + 1, dtype=torch.long, device=scores.device)
+        rows.scatter_(1, index + 1, torch.arange(1, count + 1, device=scores.device).expand(self.batch, -1))
+        sizes = tuple(count if sequence.speculative else 0 for sequence in self.sequences)
+        return DraftTree(tokens.gather(1, index), rows.gather(1, parents.gather(1, index)), sizes)
+
+
+_DEPTH_PENALTY = 1e-6
+"""Keeps a certain child (log-probability 0) strictly below its parent, so that ranking always keeps the parent too."""
+
+
+def _temperatures(sequences: list[Sequence], device: torch.device) -> Tensor | None:
+    """Temperatures [B], 1 for greedy sequences; None when all are greedy."""
+    values = [1.0 if s.request.params.greedy else s.request.params.temperature for s in sequences]
+    if all(sequence.request.params.greedy for sequence in sequences):
+        return None
+    return torch.tensor(values, device=device)
+
+
+_GROUP = 128
+
+
+def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest along the last dimension, best first: (values, indices).
+
+    On a CPU a top-k over a vocabulary costs as much as a decoder layer. The k best stand in the k groups with the largest
+    maxima, so two small searches find them.
+    """
+    vocabulary = logits.shape[-1]
+    if logits.device.type != "cpu" or vocabulary % _GROUP or vocabulary // _GROUP <= k:
+        values, ids = logits.topk(min(k, vocabulary), dim=-1)
+        return values, ids
+    groups = logits.unflatten(-1, (-1, _GROUP))
+    chosen = groups.amax(-1).topk(k, dim=-1).indices
+    pool = groups.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, _GROUP)).flatten(-2)
+    values, place = pool.topk(k, dim=-1)
+    return values, chosen.gather(-1, place // _GROUP) * _GROUP + place % _GROUP

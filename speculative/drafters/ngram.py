@@ -1,0 +1,64 @@
+"""Prompt lookup: what followed the last time the text went on like this (as in transformers' prompt lookup and vLLM's n-gram)."""
+
+from __future__ import annotations
+
+from models.kv_cache import KVCache
+from speculative.drafters.base import VerifiedTokens
+from speculative.policy import DraftShape
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+
+
+class NgramDrafter:
+    """Proposes the continuation of the most recent earlier occurrence of the last ``max_order`` … ``min_order`` tokens."""
+
+    name = "ngram"
+
+    def __init__(self, min_order: int = 2, max_order: int = 4) -> None:
+        self.min_order, self.max_order = min_order, max_order
+        self._indices: dict[str, _NgramIndex] = {}
+
+    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
+        """Nothing to learn: the text itself is the model."""
+
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+        """One chain per sequence, as long as the shape is deep; empty where nothing matches."""
+        live = {sequence.request.request_id for sequence in sequences}
+        for request_id in self._indices.keys() - live:
+            del self._indices[request_id]
+        length = min(shape.depth, shape.nodes)
+        return DraftTree.from_chains([self._chain(sequence, length) if sequence.speculative else [] for sequence in sequences])
+
+    def _chain(self, sequence: Sequence, length: int) -> list[int]:
+        index = self._indices.setdefault(sequence.request.request_id, _NgramIndex(self.min_order, self.max_order))
+        return index.continuation(sequence.tokens, length)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Nothing is kept by slot."""
+
+    def target_scratch_rows(self, shape: DraftShape) -> int:
+        """None."""
+        return 0
+
+
+class _NgramIndex:
+    """Where each n-gram of one text last ended, kept as the text grows."""
+
+    def __init__(self, min_order: int, max_order: int) -> None:
+        self._orders = range(max_order, min_order - 1, -1)
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def continuation(self, tokens: list[int], length: int) -> list[int]:
+        """Up to ``length`` tokens that followed the longest matching suffix; [] without a match."""
+        # The newest n-grams stay out: a suffix must not find itself.
+        for end in range(self._indexed, len(tokens)):
+            for order in self._orders:
+                if end >= order:
+                    self._ends[tuple(tokens[end - order : end])] = end
+        self._indexed = max(self._indexed, len(tokens))
+        for order in self._orders:
+            end = self._ends.get(tuple(tokens[-order:])) if len(tokens) >= order else None
+            if end is not None:
+                return tokens[end : end + length]
+        return []

@@ -1,0 +1,212 @@
+"""The engine: schedule, draft, verify, commit."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from models.llama import Llama
+from speculative.batch import prefill_plan, verify_plan
+from speculative.config import EngineStatus, ModelInfo
+from speculative.detokenizer import Detokenizer
+from speculative.drafters.base import Drafter, VerifiedTokens
+from speculative.errors import ContextLengthError, InvalidRequestError
+from speculative.policy import DraftShape, SpeculationPolicy
+from speculative.request import Request, RequestOutput
+from speculative.sampling import choose
+from speculative.scheduler import PrefillChunk, Scheduler
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+from speculative.verification import Acceptance, verify_tree
+
+
+class Engine:
+    """Decodes many requests together, each with drafts from one drafter. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        target: Llama,
+        tokenizer: PreTrainedTokenizerBase | None,
+        make_drafter: Callable[[int, int], Drafter] | None,
+        policy: SpeculationPolicy,
+        largest_shape: DraftShape,
+        info: ModelInfo,
+        *,
+        max_num_seqs: int,
+        prefill_chunk: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.target, self.tokenizer, self.policy, self.info = target, tokenizer, policy, info
+        self.eos_token_ids = eos_token_ids
+        self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
+        self.scheduler = Scheduler(max_num_seqs, prefill_chunk)
+        self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
+        drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
+        self.cache = target.new_cache(max_num_seqs, max(1 + largest_shape.nodes, drafting), info.max_model_len)
+
+    def validate(self, request: Request) -> None:
+        """Raise InvalidRequestError (ContextLengthError) for a request that cannot run."""
+        prompt, limit = request.prompt_token_ids, self.info.max_model_len
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty", param="prompt")
+        outside = next((token for token in prompt if not 0 <= token < self.info.vocab_size), None)
+        if outside is not None:
+            raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {self.info.vocab_size}", param="prompt")
+        if len(prompt) >= limit:
+            raise ContextLengthError(
+                f"This model's context holds {limit} tokens and the prompt has {len(prompt)}. Shorten the prompt.",
+                param="prompt",
+            )
+        wanted = request.params.max_tokens
+        if wanted is not None and len(prompt) + wanted > limit:
+            raise ContextLengthError(
+                f"This model's context holds {limit} tokens; the prompt has {len(prompt)} and max_tokens asks for {wanted} more. "
+                f"Shorten the prompt or ask for at most {limit - len(prompt)} tokens.",
+                param="max_tokens",
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a request; raises InvalidRequestError."""
+        self.validate(request)
+        params, prompt = request.params, request.prompt_token_ids
+        limit = self.info.max_model_len
+        self.scheduler.add(
+            Sequence(
+                request=request,
+                seed=params.seed if params.seed is not None else secrets.randbits(63),
+                max_length=limit if params.max_tokens is None else len(prompt) + params.max_tokens,
+                detokenizer=Detokenizer(self._text, params.stop),
+                tokens=list(prompt),
+            )
+        )
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once and free its slot; None when it is not running."""
+        sequence = self.scheduler.find(request_id)
+        return None if sequence is None else self._finish(sequence, sequence.finish("abort"))
+
+    def fail_active(self) -> list[RequestOutput]:
+        """End all requests that hold a slot with "error", after a step that raised."""
+        active = [*self.scheduler.running, *((self.scheduler.prefilling,) if self.scheduler.prefilling else ())]
+        return [self._finish(sequence, sequence.finish("error")) for sequence in active]
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request is unfinished."""
+        return self.scheduler.has_work
+
+    def status(self) -> EngineStatus:
+        """Requests running and waiting, and the share of cached tokens in use."""
+        sequences = (*self.scheduler.running, *((self.scheduler.prefilling,) if self.scheduler.prefilling else ()))
+        used = sum(sequence.num_computed for sequence in sequences)
+        return EngineStatus(len(sequences), len(self.scheduler.waiting), used / (self.cache.num_slots * self.cache.length))
+
+    @torch.inference_mode()
+    def step(self) -> list[RequestOutput]:
+        """Advance every running request by one verification; the outputs of what was gained."""
+        for chunk in self.scheduler.schedule():
+            self._prefill(chunk)
+        batch = list(self.scheduler.running)
+        if not batch:
+            return []
+        tree = self._draft(batch)
+        logits = self._verify(batch, tree)
+        accepted = self._accept(batch, tree, logits)
+        return self._commit(batch, tree, accepted)
+
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        sequence = chunk.sequence
+        token_ids = self._tensor(sequence.tokens[chunk.start : chunk.end])
+        plan = prefill_plan(self.cache, sequence.slot, chunk.start, chunk.end)
+        self.target(token_ids, plan, self.cache)
+        sequence.num_target_calls += 1
+        sequence.num_computed = chunk.end
+        if self.drafter is not None and sequence.speculative:
+            slots = torch.full_like(token_ids, sequence.slot)
+            self.drafter.extend(VerifiedTokens(slots, plan.positions, token_ids), self.cache)
+
+    def _draft(self, batch: list[Sequence]) -> DraftTree:
+        drafting = sum(sequence.speculative for sequence in batch)
+        shape = self.policy.shape(drafting) if self.drafter is not None else None
+        if shape is None or self.drafter is None:
+            return DraftTree.empty(len(batch))
+        return self.drafter.propose(batch, shape, self.cache)
+
+    def _verify(self, batch: list[Sequence], tree: DraftTree) -> Tensor:
+        """One target pass over all roots and nodes: logits [B, N+1, V]."""
+        roots = self._tensor([sequence.tokens[-1:] for sequence in batch])
+        token_ids = torch.cat((roots, tree.tokens.to(roots)), dim=1)
+        plan = verify_plan(self.cache, [sequence.num_computed for sequence in batch], tree)
+        return self.target.logits(self.target(token_ids.flatten(), plan, self.cache)).unflatten(0, token_ids.shape)
+
+    def _accept(self, batch: list[Sequence], tree: DraftTree, logits: Tensor) -> list[Acceptance]:
+        """The path that the target itself would have taken through each tree."""
+        greedy = logits.argmax(-1).tolist()
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        accepted: list[Acceptance] = []
+        for index, sequence in enumerate(batch):
+            size, room = tree.sizes[index], sequence.max_length - len(sequence.tokens)
+
+            def target_choice(row: int, depth: int, index: int = index, sequence: Sequence = sequence) -> int:
+                params = sequence.request.params
+                if params.greedy:
+                    return int(greedy[index][row])
+                return choose(logits[index, row], params, sequence.seed, sequence.num_computed + depth + 1)
+
+            accepted.append(verify_tree(tokens[index][:size], parents[index][:size], target_choice, room))
+        return accepted
+
+    def _commit(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance]) -> list[RequestOutput]:
+        """Keep the accepted paths' keys and values, tell the drafter, publish the text, free what has ended."""
+        self._keep_paths(batch, tree, accepted)
+        outputs = []
+        for sequence, acceptance, drafted in zip(batch, accepted, tree.sizes, strict=True):
+            sequence.num_computed += len(acceptance.tokens)
+            outputs.append(sequence.append(acceptance.tokens, drafted, self.eos_token_ids))
+        for sequence in batch:
+            if sequence.finish_reason is not None:
+                self._release(sequence)
+        return outputs
+
+    def _keep_paths(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance]) -> None:
+        """Move accepted rows from scratch to their place in the text and let the drafter see them."""
+        slots: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        token_ids: list[int] = []
+        drafter_sees: list[int] = []
+        for sequence, acceptance in zip(batch, accepted, strict=True):
+            if sequence.speculative:
+                drafter_sees.extend(range(len(slots), len(slots) + len(acceptance.tokens)))
+            for depth, row in enumerate((0, *acceptance.rows)):
+                slots.append(sequence.slot)
+                positions.append(sequence.num_computed + depth)
+                rows.append(row)
+                token_ids.append(acceptance.tokens[depth - 1] if depth else sequence.tokens[-1])
+        slot, position = self._tensor(slots), self._tensor(positions)
+        if tree.num_rows > 1:
+            first = slot * self.cache.rows_per_slot
+            self.cache.move_rows(first + self._tensor(rows), first + self.cache.scratch + position)
+        if self.drafter is not None and drafter_sees:
+            verified = VerifiedTokens(slot, position, self._tensor(token_ids))
+            if len(drafter_sees) < len(slots):
+                seen = self._tensor(drafter_sees)
+                verified = VerifiedTokens(slot[seen], position[seen], verified.token_ids[seen])
+            self.drafter.extend(verified, self.cache)
+
+    def _finish(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
+        self._release(sequence)
+        return output
+
+    def _release(self, sequence: Sequence) -> None:
+        for move in self.scheduler.remove(sequence):
+            self.cache.move_slot(move.source, move.destination, move.length)
+            if self.drafter is not None:
+                self.drafter.move_slot(move.source, move.destination, move.length)
+
+    def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(values, device=self.target.device)

@@ -1,0 +1,39 @@
+"""The engine's exceptions.
+
+EngineError
+├── InvalidRequestError        the caller's fault: a parameter out of range
+│   └── ContextLengthError     prompt (and max_tokens) do not fit the model's context
+├── EngineLoadError            the model or drafter cannot be loaded
+├── EngineNotReadyError        the model is still loading, or the engine is draining
+└── EngineStepError            a step failed; the requests in it ended with "error"
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Root of everything the engine raises on purpose."""
+
+
+class InvalidRequestError(EngineError):
+    """A parameter is out of range; ``param`` names it."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt, or prompt and ``max_tokens`` together, exceed the context."""
+
+
+class EngineLoadError(EngineError):
+    """The model or drafter cannot be loaded; the message says what to do."""
+
+
+class EngineNotReadyError(EngineError):
+    """The model is still loading, or the engine is draining."""
+
+
+class EngineStepError(EngineError):
+    """A step failed inside the engine."""

@@ -1,0 +1,119 @@
+"""From an EngineConfig to a running Engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from models.errors import CheckpointError
+from models.llama import Llama
+from models.loader import BUNDLED as BUNDLED_FOLDERS
+from models.loader import load_drafter, load_target, optimize_for_inference, read_json, resolve
+from speculative.config import BUNDLED, EngineConfig, ModelInfo
+from speculative.drafters.base import Drafter
+from speculative.drafters.moa import MoADrafter
+from speculative.drafters.ngram import NgramDrafter
+from speculative.engine import Engine
+from speculative.errors import EngineLoadError
+from speculative.policy import DraftShape, FixedPolicy
+
+_MIN_PATH_PROBABILITY = 0.0
+
+
+def load_engine(config: EngineConfig) -> Engine:
+    """Load target, tokenizer and drafter; raises EngineLoadError with what is wrong."""
+    try:
+        return _load(config)
+    except (CheckpointError, OSError) as error:
+        raise EngineLoadError(str(error)) from error
+
+
+def _load(config: EngineConfig) -> Engine:
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    folder = BUNDLED_FOLDERS["target"] if config.model == BUNDLED else resolve(config.model)
+    target, tokenizer = load_target(folder, dtype=dtype, device=device)
+    length = config.max_model_len or target.config.max_position_embeddings
+    if length > target.config.max_position_embeddings:
+        raise EngineLoadError(
+            f"max_model_len={length} exceeds the model's {target.config.max_position_embeddings} positions; lower --max-model-len"
+        )
+    shape = DraftShape(config.draft_depth, config.draft_breadth, config.draft_nodes, _MIN_PATH_PROBABILITY)
+    make_drafter, drafter_name = _drafter(config, target, shape)
+    optimize_for_inference(target)
+    generation = read_json(folder, "generation_config.json")
+    info = ModelInfo(
+        name=BUNDLED_FOLDERS["target"].name if config.model == BUNDLED else config.model.rstrip("/").rsplit("/", 1)[-1],
+        max_model_len=length,
+        vocab_size=target.config.vocab_size,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        drafter=drafter_name,
+        default_sampling=_default_sampling(generation),
+        created=int(time.time()),
+    )
+    return Engine(
+        target,
+        tokenizer,
+        make_drafter,
+        FixedPolicy(shape),
+        shape,
+        info,
+        max_num_seqs=config.max_num_seqs,
+        prefill_chunk=config.prefill_chunk,
+        eos_token_ids=_eos(generation, read_json(folder, "config.json")),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise EngineLoadError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from error
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        fast = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Callable[[int, int], Drafter] | None, str]:
+    """What makes the drafter (given slots and context length), and its name."""
+    choice = config.drafter
+    if choice == "auto":
+        choice = str(BUNDLED_FOLDERS["drafter"]) if config.model == BUNDLED else "ngram"
+    if choice == "none":
+        return None, "none"
+    if choice == "ngram":
+        return lambda slots, length: NgramDrafter(), "ngram"
+    # Draft levels have a handful of rows: on a CPU, float32 products of that size take half the time of bfloat16 ones.
+    dtype = torch.float32 if target.device.type == "cpu" else target.dtype
+    moa = load_drafter(choice, target.config, dtype=dtype, device=target.device)
+    return lambda slots, length: MoADrafter(moa, target, slots, length, shape), "moa"
+
+
+def _default_sampling(generation: dict[str, Any]) -> dict[str, Any]:
+    defaults = {key: generation[key] for key in ("temperature", "top_p", "top_k", "min_p") if generation.get(key) is not None}
+    if generation.get("do_sample") is False:
+        defaults["temperature"] = 0.0
+    return defaults
+
+
+def _eos(*configs: dict[str, Any]) -> frozenset[int]:
+    for config in configs:
+        ids = config.get("eos_token_id")
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()

@@ -1,0 +1,38 @@
+"""How much to speculate now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """Limits of the trees of one step: levels drafted, nodes kept per level, nodes verified.
+
+    Drafting stops early when even the likeliest path has a probability below ``min_path_probability``: what would hang from it is
+    rarely reached and costs a level all the same.
+    """
+
+    depth: int
+    breadth: int
+    nodes: int
+    min_path_probability: float = 0.0
+
+
+class SpeculationPolicy(Protocol):
+    """Chooses the draft shape of a step."""
+
+    def shape(self, batch_size: int) -> DraftShape | None:
+        """The shape for ``batch_size`` drafting sequences, or None for no speculation."""
+
+
+class FixedPolicy:
+    """The same shape at every step."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        self._shape = shape
+
+    def shape(self, batch_size: int) -> DraftShape | None:
+        """The configured shape, whatever the load."""
+        return self._shape if batch_size else None

@@ -1,0 +1,99 @@
+"""How a token is chosen: processors on the target's logits, and noise that depends on (seed, position, token) alone.
+
+The target's token at output position i is ``argmax_v(processed_logit_v + g_i(v))`` over the allowed tokens, with g_i Gumbel noise
+from a counter-based generator (the Gumbel-max trick), so a seed fixes the text whatever was drafted, batched or resumed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from speculative.request import SamplingParams
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+_MULTIPLIER_1, _MULTIPLIER_2, _STEP = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB), _signed(_GOLDEN)
+
+
+def _mix(x: int) -> int:
+    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014) on a Python int."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def noise_key(seed: int, position: int) -> int:
+    """The stream of one output position of one request, as a signed 64-bit integer."""
+    return _signed(_mix((_mix((seed + _GOLDEN) & _MASK) + position * _GOLDEN) & _MASK))
+
+
+def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise for tokens under stream keys, both int64 and broadcast together -> float32.
+
+    Computed in float64 and element by element, so a token's noise is the same in whatever tensor it is asked for.
+    """
+    z = keys + (token_ids + 1) * _STEP
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _MULTIPLIER_1
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _MULTIPLIER_2
+    z = z ^ ((z >> 31) & ((1 << 33) - 1))
+    uniform = (((z >> 11) & ((1 << 53) - 1)).double() + 0.5).mul_(2.0**-53)
+    return uniform.log_().neg_().log_().neg_().float()
+
+
+def process(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """One row of logits [V] -> the allowed tokens' ids and their processed logits, both [k].
+
+    Temperature, then top-k, top-p and min-p in transformers' order, each on what the one before has left. Greedy rows keep all.
+    """
+    vocabulary = logits.shape[-1]
+    scores = logits.float()
+    if params.greedy:
+        return torch.arange(vocabulary, device=logits.device), scores
+    scores = scores / params.temperature
+    limited = 0 < params.top_k < vocabulary
+    if not limited and params.top_p >= 1.0:
+        ids = torch.arange(vocabulary, device=logits.device)
+    else:
+        scores, ids = _sorted_head(scores, params.top_k if limited else vocabulary, params.top_p)
+    if params.min_p > 0.0:
+        keep = scores >= scores.max() + torch.log(torch.tensor(params.min_p))
+        scores, ids = scores[keep], ids[keep]
+    return ids, scores
+
+
+_HEAD = 256
+
+
+def _sorted_head(scores: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
+    """The top-k, cut to the smallest head whose probability reaches ``top_p``: (scores, ids), best first."""
+    vocabulary = scores.shape[-1]
+    size = min(top_k, vocabulary)
+    total = torch.logsumexp(scores.topk(size).values if size < vocabulary else scores, dim=-1)
+    # A full sort is the costliest operation of sampling; the head nearly always holds the mass.
+    count = min(size, _HEAD)
+    while True:
+        head, ids = scores.topk(count)
+        if top_p >= 1.0 and count == size:
+            return head, ids
+        cumulative = torch.exp(head - total).cumsum(-1)
+        if cumulative[-1] >= top_p or count == size:
+            # A token stays while the mass before it is below top_p, so at least one always does.
+            kept = int((cumulative < top_p).sum()) + 1
+            return head[:kept], ids[:kept]
+        count = size
+
+
+def choose(logits: Tensor, params: SamplingParams, seed: int, position: int) -> int:
+    """The target's token for one row of logits [V] at absolute token ``position``."""
+    if params.greedy:
+        return int(logits.argmax())
+    ids, scores = process(logits, params)
+    noise = gumbel_noise(torch.tensor(noise_key(seed, position), device=logits.device), ids)
+    return int(ids[(scores + noise).argmax()])

@@ -1,0 +1,113 @@
+"""Who runs: admission, slots and prefill chunks. Bookkeeping only, no tensors.
+
+Decoding sequences hold the slots 0…D−1 without a gap, so that a batch is one stretch of the cache and is read without copying; the
+sequence that is being prefilled holds slot D. When a sequence ends, the last ones move into its place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from speculative.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Run the tokens ``start`` … ``end`` of one sequence's prompt."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMove:
+    """Copy the first ``length`` cached tokens of slot ``source`` to ``destination``."""
+
+    source: int
+    destination: int
+    length: int
+
+
+class Scheduler:
+    """First come, first served; prompts are prefilled in chunks between decode steps, so that running streams keep flowing."""
+
+    def __init__(self, num_slots: int, prefill_chunk: int) -> None:
+        self.num_slots, self.prefill_chunk = num_slots, prefill_chunk
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: Sequence | None = None
+        self.running: list[Sequence] = []
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request is unfinished."""
+        return bool(self.waiting or self.prefilling or self.running)
+
+    @property
+    def num_active(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self.running) + (self.prefilling is not None)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a request."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[PrefillChunk]:
+        """Admit what fits and return this step's prefill chunks, together at most ``prefill_chunk`` tokens."""
+        budget = self.prefill_chunk
+        chunks: list[PrefillChunk] = []
+        while budget > 0:
+            sequence = self.prefilling or self._admit()
+            if sequence is None:
+                break
+            start = chunks[-1].end if chunks and chunks[-1].sequence is sequence else sequence.num_computed
+            end = min(len(sequence.tokens) - 1, start + budget)
+            if end > start:
+                chunks.append(PrefillChunk(sequence, start, end))
+                budget -= end - start
+            if end < len(sequence.tokens) - 1:
+                break
+            self.running.append(sequence)
+            self.prefilling = None
+        return chunks
+
+    def _admit(self) -> Sequence | None:
+        if not self.waiting or len(self.running) >= self.num_slots:
+            return None
+        self.prefilling = self.waiting.popleft()
+        self.prefilling.slot = len(self.running)
+        return self.prefilling
+
+    def find(self, request_id: str) -> Sequence | None:
+        """The unfinished sequence of that request."""
+        candidates = (*self.waiting, *((self.prefilling,) if self.prefilling else ()), *self.running)
+        return next((sequence for sequence in candidates if sequence.request.request_id == request_id), None)
+
+    def remove(self, sequence: Sequence) -> list[SlotMove]:
+        """Forget a sequence, and say which slots must be copied to close the gap, in order."""
+        if sequence.slot < 0:
+            self.waiting.remove(sequence)
+            return []
+        moves: list[SlotMove] = []
+        if sequence is self.prefilling:
+            self.prefilling = None
+        else:
+            last = self.running.pop()
+            freed = last.slot
+            if last is not sequence:
+                moves.append(SlotMove(last.slot, sequence.slot, last.num_computed))
+                last.slot = sequence.slot
+                self.running[last.slot] = last
+            if self.prefilling is not None:
+                moves.append(SlotMove(self.prefilling.slot, freed, self.prefilling.num_computed))
+                self.prefilling.slot = freed
+        sequence.slot = -1
+        return moves
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when slots and sequences disagree (for tests)."""
+        assert [sequence.slot for sequence in self.running] == list(range(len(self.running)))
+        assert self.prefilling is None or self.prefilling.slot == len(self.running)
+        assert self.num_active <= self.num_slots
+        assert all(sequence.slot == -1 for sequence in self.waiting)

@@ -1,0 +1,111 @@
+"""A request on its way through the engine: tokens, slot, text and counters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from speculative.detokenizer import Detokenizer
+from speculative.request import FinishReason, Request, RequestOutput, RequestStats
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Mutable state of one request.
+
+    ``tokens`` are prompt and output. The target's cache holds the first ``num_computed`` of them; once the prompt is prefilled
+    that is all but the newest.
+    """
+
+    request: Request
+    seed: int
+    max_length: int
+    detokenizer: Detokenizer
+    tokens: list[int]
+    slot: int = -1
+    num_computed: int = 0
+    finish_reason: FinishReason | None = None
+    arrival_time: float = field(default_factory=time.monotonic)
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_target_calls: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def prefilled(self) -> bool:
+        """True when only the newest token is still to be run through the target."""
+        return self.num_computed >= len(self.tokens) - 1
+
+    @property
+    def speculative(self) -> bool:
+        """Whether drafts are wanted."""
+        return self.request.params.speculative
+
+    def append(self, tokens: tuple[int, ...], drafted: int, eos_token_ids: frozenset[int]) -> RequestOutput:
+        """Take the tokens of one verification of ``drafted`` nodes, up to the first that ends the text, and publish them.
+
+        The last of ``tokens`` is the target's bonus token, those before it are accepted draft tokens.
+        """
+        now = time.monotonic()
+        if self.first_token_time is None:
+            self.first_token_time = now
+        self.last_token_time = now
+        params = self.request.params
+        kept: list[int] = []
+        text = ""
+        for token in tokens:
+            kept.append(token)
+            self.tokens.append(token)
+            if (token in eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids:
+                text += self.detokenizer.flush()
+                self.finish_reason = "stop"
+            else:
+                text += self.detokenizer.add(token)
+                if self.detokenizer.stopped:
+                    self.finish_reason = "stop"
+                elif len(self.tokens) >= self.max_length:
+                    text += self.detokenizer.flush()
+                    self.finish_reason = "length"
+            if self.finish_reason is not None:
+                break
+        self._count_verification(drafted, min(len(kept), len(tokens) - 1))
+        return RequestOutput(self.request.request_id, tuple(kept), text, self.finish_reason, self.stats())
+
+    def _count_verification(self, drafted: int, accepted: int) -> None:
+        self.num_target_calls += 1
+        if not drafted:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_draft_tokens += accepted
+        if accepted >= len(self.acceptance_histogram):
+            self.acceptance_histogram.extend([0] * (accepted + 1 - len(self.acceptance_histogram)))
+        self.acceptance_histogram[accepted] += 1
+
+    def finish(self, reason: FinishReason) -> RequestOutput:
+        """End the request without further tokens."""
+        self.finish_reason = reason
+        return RequestOutput(self.request.request_id, (), self.detokenizer.flush(), reason, self.stats())
+
+    def stats(self) -> RequestStats:
+        """A snapshot of the counters."""
+        return RequestStats(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=len(self.tokens) - self.num_prompt_tokens,
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_draft_tokens=self.num_accepted_draft_tokens,
+            num_target_calls=self.num_target_calls,
+            acceptance_histogram=tuple(self.acceptance_histogram),
+            arrival_time=self.arrival_time,
+            first_token_time=self.first_token_time,
+            last_token_time=self.last_token_time,
+        )

@@ -1,0 +1,136 @@
+"""An engine in memory that plays scripts: the seam at which HTTP is tested alone."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from speculative.config import EngineStatus, ModelInfo
+from speculative.errors import ContextLengthError, EngineNotReadyError
+from speculative.request import Request, RequestOutput, RequestStats
+
+CONTEXT = 100
+INFO = ModelInfo("tiny", CONTEXT, 256, "float32", "cpu", "moa", {"temperature": 0.7, "top_p": 0.95}, 1_700_000_000)
+# Three verifications with a draft of 4 nodes each, in which 2, 0 and 1 draft tokens were accepted; 5 target calls with prefill.
+STATS = {
+    "num_drafts": 3,
+    "num_draft_tokens": 12,
+    "num_accepted_draft_tokens": 3,
+    "num_target_calls": 5,
+    "acceptance_histogram": (1, 1, 1),
+}
+
+
+class FakeTokenizer:
+    """A character is a token, its code point the id."""
+
+    chat_template = "present"
+
+    def __init__(self) -> None:
+        self.conversations: list[list[dict[str, Any]]] = []
+
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
+    ) -> list[int]:
+        assert add_generation_prompt and tokenize and not return_dict
+        self.conversations.append(messages)
+        if any(message["content"] == "break the template" for message in messages):
+            raise ValueError("roles must alternate")
+        return [ord(character) for message in messages for character in message["content"]] + [0]
+
+    def encode(self, text: str, *, verbose: bool) -> list[int]:
+        text.encode()  # half a surrogate pair is not text, to real tokenizers neither
+        return [ord(character) for character in text]
+
+
+def outputs(
+    request: Request, texts: Sequence[str], finish: str = "stop", tokens: int = 1, seconds: float = 0.5
+) -> list[RequestOutput]:
+    """One output per text, ``tokens`` tokens and ``seconds`` each; the last one finishes."""
+    made = []
+    for step, text in enumerate(texts, 1):
+        last = step == len(texts)
+        stats = RequestStats(
+            prompt_tokens=len(request.prompt_token_ids),
+            completion_tokens=step * tokens,
+            arrival_time=10.0,
+            first_token_time=10.25,
+            last_token_time=10.25 + seconds * (step - 1),
+            **(STATS if last else {}),
+        )
+        made.append(RequestOutput(request.request_id, (7,) * tokens, text, finish if last else None, stats))
+    return made
+
+
+@dataclass
+class FakeEngine:
+    """Plays ``script`` for every request, or the request's entry of ``scripts``; hangs or raises after it if told to."""
+
+    script: Sequence[str] = ("Hello", ",", " world")
+    scripts: list[Sequence[str]] = field(default_factory=list)
+    finish: str = "stop"
+    hang: bool = False
+    error: Exception | None = None
+    ready: bool = True
+    alive: bool = True
+    requests: list[Request] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    hanging: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    @property
+    def info(self) -> ModelInfo:
+        if not self.ready:
+            raise EngineNotReadyError("loading")
+        return INFO
+
+    async def start(self) -> None:
+        self.calls.append("start")
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(2, 3, 0.25)
+
+    def validate(self, request: Request) -> None:
+        if len(request.prompt_token_ids) + (request.params.max_tokens or 1) > CONTEXT:
+            raise ContextLengthError(f"the context holds {CONTEXT} tokens", param="messages")
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        index = len(self.requests)
+        self.requests.append(request)
+        finished = False
+        try:
+            script = self.scripts[index] if self.scripts else self.script
+            unfinished = self.hang or self.error is not None
+            for output in outputs(request, [*script, ""] if unfinished else script, self.finish):
+                if unfinished and output.finish_reason:
+                    break
+                await asyncio.sleep(0)  # as a real engine, give others their turn
+                finished = output.finish_reason is not None
+                yield output
+            if self.error is not None:
+                raise self.error
+            if self.hang:
+                self.hanging.release()
+                await asyncio.Event().wait()
+        finally:
+            if not finished:
+                self.aborted.append(request.request_id)
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The stream's data, parsed; the bytes must be nothing but data lines and [DONE] at the end."""
+    *lines, done, end = response.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def chat_body(**extra: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **extra}

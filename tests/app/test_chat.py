@@ -1,0 +1,167 @@
+"""Chat completions that do not stream: what reaches the engine, and what comes back."""
+
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from app import chat
+from app.schemas import Message
+from tests.app.fakes import FakeEngine, chat_body
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_the_whole_response(client: httpx.AsyncClient) -> None:
+    response = await client.post(CHAT, json=chat_body())
+    body = response.json()
+    assert body.pop("id").startswith("chatcmpl-")
+    assert isinstance(body.pop("created"), int)
+    assert body == {
+        "object": "chat.completion",
+        "model": "tiny",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello, world", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 3,
+            "total_tokens": 6,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+        "metrics": {
+            "speculative_decoding": {
+                "mean_acceptance_length": 2.0,  # 3 accepted and 3 bonus tokens in 3 steps
+                "draft_acceptance_rate": 0.25,
+                "acceptance_histogram": [1, 1, 1],
+                "num_spec_steps": 3,
+                "num_accepted_draft_tokens": 3,
+                "num_draft_tokens": 12,
+                "num_spec_tokens": 6,
+                "num_target_calls": 5,
+                "tokens_per_second": 2.0,  # 2 tokens after the first in 1 second
+            }
+        },
+    }
+    assert response.headers["x-request-id"]
+
+
+async def test_several_choices_share_a_prompt_and_take_consecutive_seeds(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.scripts = [("a", "b"), ("c",), ("d", "e", "f")]
+    body = (await client.post(CHAT, json=chat_body(n=3, seed=2**63 - 2))).json()
+    assert [(choice["index"], choice["message"]["content"]) for choice in body["choices"]] == [(0, "ab"), (1, "c"), (2, "def")]
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (3, 6)
+    assert [request.params.seed for request in engine.requests] == [2**63 - 2, 2**63 - 1, -(2**63)]
+    assert len({request.request_id for request in engine.requests}) == 3
+    metrics = body["metrics"]["speculative_decoding"]
+    assert (metrics["num_target_calls"], metrics["acceptance_histogram"]) == (15, [3, 3, 3])
+    assert metrics["tokens_per_second"] == 3.0  # 1 + 0 + 2 tokens after the first ones, in the 1 second that all took together
+
+
+async def test_the_models_sampling_defaults_yield_to_the_request(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await client.post(CHAT, json=chat_body())
+    await client.post(CHAT, json=chat_body(temperature=0, top_p=0.5, top_k=9, min_p=0.1, seed=-4, stop="x", speculative=False))
+    first, second = (request.params for request in engine.requests)
+    assert (first.temperature, first.top_p, first.top_k, first.min_p) == (0.7, 0.95, 0, 0.0)  # the model's, else OpenAI's
+    assert (first.seed, first.stop, first.max_tokens, first.speculative) == (None, (), None, True)
+    assert (second.temperature, second.top_p, second.top_k, second.min_p) == (0.0, 0.5, 9, 0.1)
+    assert (second.seed, second.stop, second.speculative) == (-4, ("x",), False)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}]
+)
+async def test_both_names_of_the_limit(client: httpx.AsyncClient, engine: FakeEngine, limits: dict[str, int]) -> None:
+    await client.post(CHAT, json=chat_body(**limits))
+    assert engine.requests[0].params.max_tokens == 5
+
+
+async def test_the_limit_ends_with_length(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.finish = "length"
+    assert (await client.post(CHAT, json=chat_body())).json()["choices"][0]["finish_reason"] == "length"
+
+
+async def test_the_model_may_be_left_out_and_the_content_type_too(client: httpx.AsyncClient) -> None:
+    response = await client.post(CHAT, content=b'{"messages": [{"role": "user", "content": "Hi"}]}')
+    assert response.json()["model"] == "tiny"
+
+
+async def test_messages_as_the_template_gets_them(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    broken = {"id": "c2", "type": "function", "function": {"name": "add", "arguments": '{"a":'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "name": "Ann"},
+        # as openai's SDK dumps an assistant message
+        {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "tool_calls": [call, broken]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+    response = await client.post(CHAT, json=chat_body(messages=messages))
+    assert response.status_code == 200, response.text
+    assert engine.tokenizer.conversations == [
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "one\ntwo", "name": "Ann"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [call | {"function": {"name": "add", "arguments": {"a": 1}}}, broken],
+            },
+            {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        ]
+    ]
+
+
+def test_a_real_tokenizer_renders_the_template_and_adds_nothing() -> None:
+    vocabulary = {"[bos]": 0, "user": 1, "hello": 2, "assistant": 3}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="[bos]"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="[bos]")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+    )
+    assert chat.prompt_tokens(tokenizer, [Message(role="user", content="hello")]) == [1, 2, 3]
+
+
+def test_a_model_without_a_template_says_what_to_do() -> None:
+    with pytest.raises(Exception, match="/v1/completions"):
+        chat.prompt_tokens(object(), [Message(role="user", content="hello")])
+
+
+async def test_openais_client_reads_it(app: Any) -> None:
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app))
+    async with AsyncOpenAI(api_key="none", base_url="http://test/v1", http_client=http) as openai:
+        whole = await openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
+        assert (whole.choices[0].message.content, whole.usage and whole.usage.total_tokens) == ("Hello, world", 6)
+        stream = await openai.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "Hi"}], stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello, world"
+        assert chunks[-1].usage and chunks[-1].usage.total_tokens == 6
+        assert [model.id async for model in openai.models.list()] == ["tiny"]
+
+
+async def test_models(client: httpx.AsyncClient) -> None:
+    tiny = {"id": "tiny", "object": "model", "created": 1_700_000_000, "owned_by": "moaserve", "max_model_len": 100}
+    assert (await client.get("/v1/models")).json() == {"object": "list", "data": [tiny]}
+    assert (await client.get("/v1/models/tiny")).json() == tiny
+    assert (await client.get("/v1/models/org/other")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_the_openapi_document_shows_what_may_be_sent(client: httpx.AsyncClient) -> None:
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    assert {"type": "string"} in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
+    assert schemas["ChatCompletionRequest"]["required"] == ["messages"]
+    assert schemas["ChatCompletionRequest"]["additionalProperties"] is False

@@ -1,0 +1,97 @@
+"""A client that goes away ends its work at once. Spoken in raw ASGI, as httpx's in-memory client cannot leave early."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from tests.app.fakes import FakeEngine, chat_body
+
+
+class Caller:
+    """One request whose client can leave."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.gone = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+        self._incoming = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "raw_path": b"/v1/chat/completions",
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "headers": [(b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+        }
+
+    async def receive(self) -> dict[str, Any]:
+        if self._incoming:
+            return self._incoming.pop()
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_leaving_aborts_every_choice(
+    app: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture, stream: bool, n: int
+) -> None:
+    caplog.set_level(logging.INFO, "moaserve.access")
+    engine.hang = True
+    caller = Caller(chat_body(stream=stream, n=n))
+    answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
+    for _ in range(n):
+        await asyncio.wait_for(engine.hanging.acquire(), 5)
+    assert engine.aborted == []
+    caller.gone.set()
+    await asyncio.wait_for(answering, 5)
+    assert sorted(engine.aborted) == sorted(request.request_id for request in engine.requests)
+    assert len(engine.aborted) == n
+    assert " 499 " in caplog.records[-1].getMessage()
+    text = "".join(message.get("body", b"").decode() for message in caller.sent)
+    assert "[DONE]" not in text
+
+
+async def test_cancelling_the_server_task_aborts_too(app: Any, engine: FakeEngine) -> None:
+    engine.hang = True
+    caller = Caller(chat_body())
+    answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
+    await asyncio.wait_for(engine.hanging.acquire(), 5)
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
+    await asyncio.sleep(0)
+    assert len(engine.aborted) == 1
+    assert caller.sent == []
+
+
+async def test_nobody_is_aborted_when_all_goes_well(app: Any, engine: FakeEngine) -> None:
+    caller = Caller(chat_body(n=2, stream=True))
+    await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 5)
+    assert engine.aborted == []
+    assert caller.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_the_access_line_tells_how_it_went_but_not_what_was_said(
+    app: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    body = chat_body(messages=[{"role": "user", "content": "my secret"}])
+    caller = Caller(body)
+    await app(caller.scope, caller.receive, caller.send)
+    request_id = dict(caller.sent[0]["headers"])[b"x-request-id"].decode()
+    lines = [record.getMessage() for record in caplog.records if record.name == "moaserve.access"]
+    assert len(lines) == 1
+    assert lines[0].startswith("POST '/v1/chat/completions' 200 ") and lines[0].endswith(f"id={request_id}")
+    assert "my secret" not in caplog.text

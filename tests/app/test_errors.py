@@ -1,0 +1,235 @@
+"""Whatever is wrong with a request: OpenAI's error object, the right status, and the name of the culprit."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from app import parameters
+from speculative.errors import EngineNotReadyError
+from tests.app.fakes import FakeEngine, chat_body
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def assert_error(response: httpx.Response, status: int, param: str | None, code: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body: dict[str, Any] = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert (body["error"]["param"], body["error"]["code"]) == (param, code), body
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "param", "code"),
+    [
+        ({"temperature": -0.1}, "temperature", "invalid_value"),
+        ({"temperature": 2.1}, "temperature", "invalid_value"),
+        ({"temperature": "1"}, "temperature", "invalid_type"),
+        ({"temperature": True}, "temperature", "invalid_type"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"top_p": 1.01}, "top_p", "invalid_value"),
+        ({"top_k": -1}, "top_k", "invalid_value"),
+        ({"top_k": 1.5}, "top_k", "invalid_type"),
+        ({"min_p": 2}, "min_p", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 3.0}, "max_tokens", "invalid_type"),
+        ({"max_completion_tokens": -5}, "max_completion_tokens", "invalid_value"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 129}, "n", "invalid_value"),
+        ({"seed": 2**63}, "seed", "invalid_value"),
+        ({"seed": "7"}, "seed", "invalid_type"),
+        ({"stop": 5}, "stop", "invalid_type"),
+        ({"stop": ""}, "stop[0]", "invalid_value"),
+        ({"stop": ["a", 1]}, "stop[1]", "invalid_type"),
+        ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+        ({"stream": "yes"}, "stream", "invalid_type"),
+        ({"speculative": 1}, "speculative", "invalid_type"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"stream": True, "stream_options": {"nonsense": 1}}, "stream_options.nonsense", "unknown_parameter"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "unsupported_parameter",
+        ),
+        ({"no_such_thing": None}, "no_such_thing", "unknown_parameter"),
+        ({"\ud800": 1}, None, "invalid_type"),
+        ({"stop": "\ud800"}, "stop[0]", "invalid_value"),
+        ({"model": 3}, "model", "invalid_type"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "Hi"}, "messages", "invalid_type"),
+        ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"content": "Hi"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+        ({"messages": [{"role": "user", "content": "Hi", "mood": "good"}]}, "messages[0].mood", "unknown_parameter"),
+        (
+            {"messages": [{"role": "assistant", "content": "Hi", "audio": {"id": "x"}}]},
+            "messages[0].audio",
+            "unsupported_parameter",
+        ),
+        ({"messages": [{"role": "tool", "content": "4"}]}, "messages[0].tool_call_id", "missing_required_parameter"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
+            "messages[0].content[1].type",
+            "invalid_value",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+            "messages[0].content[0].text",
+            "invalid_type",
+        ),
+        ({"messages": [{"role": "user", "content": "break the template"}]}, "messages", "invalid_value"),
+        ({"max_tokens": 1000}, "messages", "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "x" * 200}], "stream": True}, "messages", "context_length_exceeded"),
+    ],
+)
+async def test_a_wrong_chat_parameter_is_a_400_that_names_it(
+    client: httpx.AsyncClient, engine: FakeEngine, extra: dict[str, Any], param: str | None, code: str
+) -> None:
+    error = assert_error(await client.post(CHAT, content=json.dumps(chat_body() | extra)), 400, param, code)
+    assert error["type"] == "invalid_request_error"
+    assert engine.requests == []
+
+
+WANTED = {
+    "frequency_penalty": 0.5,
+    "presence_penalty": False,  # neutral would be 0: false is of the wrong type
+    "repetition_penalty": 1.1,
+    "logit_bias": {"5": 1},
+    "logprobs": True,
+    "top_logprobs": 3,
+    "response_format": {"type": "json_object"},
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "prediction": {"type": "content", "content": "x"},
+    "modalities": ["audio"],
+    "store": True,
+    "guided_regex": "a+",
+    "ignore_eos": True,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), WANTED.items())
+async def test_a_parameter_that_is_not_honoured_is_refused_by_name(client: httpx.AsyncClient, name: str, value: Any) -> None:
+    assert_error(await client.post(CHAT, json=chat_body(**{name: value})), 400, name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(("name", "value"), [("best_of", 2), ("echo", True), ("suffix", "end"), ("logprobs", 0)])
+async def test_completions_refuse_what_they_do_not_honour(client: httpx.AsyncClient, name: str, value: Any) -> None:
+    assert_error(await client.post(TEXT, json={"prompt": "Hi", name: value}), 400, name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(("path", "known"), [(CHAT, parameters.CHAT), (TEXT, parameters.COMPLETION)])
+async def test_neutral_values_and_parameters_without_effect_are_accepted(
+    client: httpx.AsyncClient, path: str, known: dict[str, tuple[Any, ...]]
+) -> None:
+    neutral = {name: values[0] if values else None for name, values in known.items()}
+    body = neutral | {"user": "u", "metadata": {"a": "b"}, "n": 1, "temperature": None, "stop": None, "stream_options": None}
+    body |= {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
+    response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        ("", "invalid_value"),
+        (["a", ""], "invalid_value"),
+        ([], "invalid_value"),
+        ([[]], "invalid_type"),
+        ([1, "a"], "invalid_type"),
+        ([True], "invalid_type"),
+        ([1.5], "invalid_type"),
+        ({"text": "a"}, "invalid_type"),
+        (None, "invalid_type"),
+        ([256], "invalid_value"),
+        ([[1], [-1]], "invalid_value"),
+        ("\ud800", "invalid_value"),
+    ],
+)
+async def test_a_wrong_prompt_is_a_400_that_names_it(client: httpx.AsyncClient, prompt: Any, code: str) -> None:
+    assert_error(await client.post(TEXT, content=json.dumps({"prompt": prompt})), 400, "prompt", code)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"{not json", "invalid_json"),
+        (b"", "invalid_json"),
+        (b'{"messages": "\xff"}', "invalid_json"),
+        (b"[1]", "invalid_type"),
+        (b'"text"', "invalid_type"),
+        (b"null", "invalid_type"),
+        (b"[" * 100_000, "invalid_json"),
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_a_400(client: httpx.AsyncClient, content: bytes, code: str) -> None:
+    response = await client.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert_error(response, 400, None, code)
+
+
+async def test_nan_is_not_a_temperature(client: httpx.AsyncClient) -> None:
+    content = b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": NaN}'
+    response = await client.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert_error(response, 400, "temperature", "invalid_value")
+
+
+async def test_a_form_is_told_to_be_json(client: httpx.AsyncClient) -> None:
+    error = assert_error(await client.post(CHAT, data={"model": "tiny"}), 400, None, "invalid_type")
+    assert "Content-Type: application/json" in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_an_unknown_model_is_a_404(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.post(path, json=chat_body(model="gpt-4") if path == CHAT else {"prompt": "a", "model": "gpt-4"})
+    assert_error(response, 404, "model", "model_not_found")
+
+
+async def test_an_error_can_quote_what_utf8_cannot_hold(client: httpx.AsyncClient) -> None:
+    response = await client.post(CHAT, content=json.dumps(chat_body(model="\ud800")))
+    assert "\ud800" in assert_error(response, 404, "model", "model_not_found")["message"]
+
+
+async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
+    assert_error(await client.get("/v1/nothing"), 404, None, "not_found")
+    response = await client.get(CHAT)
+    assert_error(response, 405, None, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_loading_is_a_503_that_asks_to_come_back(client: httpx.AsyncClient, engine: FakeEngine, stream: bool) -> None:
+    engine.ready = False
+    response = await client.post(CHAT, json=chat_body(stream=stream))
+    assert_error(response, 503, None, "service_unavailable")
+    assert int(response.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (RuntimeError("secret path /etc"), 500, "internal_error"),
+        (EngineNotReadyError("draining"), 503, "service_unavailable"),
+    ],
+)
+async def test_an_engine_that_fails(
+    client: httpx.AsyncClient, engine: FakeEngine, error: Exception, status: int, code: str
+) -> None:
+    engine.error = error
+    response = await client.post(CHAT, json=chat_body())
+    assert_error(response, status, None, code)
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize(("finish", "status"), [("error", 500), ("abort", 503)])
+async def test_a_request_that_the_engine_gives_up(
+    client: httpx.AsyncClient, engine: FakeEngine, finish: str, status: int
+) -> None:
+    engine.finish = finish
+    code = {500: "internal_error", 503: "service_unavailable"}[status]
+    assert_error(await client.post(CHAT, json=chat_body()), status, None, code)

@@ -1,0 +1,70 @@
+"""Where settings come from, and what is refused."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Settings, SettingsError
+from speculative.config import EngineConfig
+
+
+def test_the_command_line_beats_the_environment_and_that_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "moaserve.toml"
+    file.write_text('port = 1\nmax_num_seqs = 1\ndraft_depth = 1\nmodel = "from-file"\n')
+    monkeypatch.setenv("MOASERVE_PORT", "2")
+    monkeypatch.setenv("MOASERVE_MAX_NUM_SEQS", "2")
+    settings = Settings(config=file, port=3)
+    assert (settings.port, settings.max_num_seqs, settings.draft_depth, settings.draft_breadth) == (3, 2, 1, 4)
+    assert settings.model == "from-file"
+
+
+def test_the_environment_can_name_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("port = 7")
+    monkeypatch.setenv("MOASERVE_CONFIG", str(tmp_path / "a.toml"))
+    assert Settings().port == 7
+
+
+def test_an_unknown_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOASERVE_MAX_SEQS", "2")
+    with pytest.raises(SettingsError, match="MOASERVE_MAX_SEQS"):
+        Settings()
+
+
+def test_an_unknown_key_of_the_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("prot = 7")
+    with pytest.raises(ValidationError, match="prot"):
+        Settings(config=tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "does not exist"), ("port =", "cannot be read")])
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "a.toml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SettingsError, match=rf"a\.toml.* {message}"):
+        Settings(config=path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"port": 65536}, {"max_num_seqs": 0}, {"dtype": "int8"}, {"log_level": "loud"}, {"draft_nodes": 4}, {"nonsense": 1}],
+)
+def test_values_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = Settings()
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]
+
+
+def test_the_engine_gets_every_one_of_its_settings() -> None:
+    assert Settings().engine_config() == EngineConfig()
+    changed = {"model": "m", "drafter": "none", "dtype": "float32", "device": "cpu", "max_model_len": 9, "max_num_seqs": 2}
+    changed |= {"prefill_chunk": 3, "draft_depth": 2, "draft_breadth": 1, "draft_nodes": 2, "num_threads": 1}
+    assert changed.keys() == {field.name for field in fields(EngineConfig)}
+    assert Settings(**changed).engine_config() == EngineConfig(**changed)  # type: ignore[arg-type]

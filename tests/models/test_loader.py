@@ -1,0 +1,207 @@
+"""What the loader refuses, and that it says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.config import DecoderConfig, RopeConfig
+from models.errors import CheckpointError
+from models.loader import load_target
+
+TARGET = Path(__file__).parents[1] / "fixtures" / "llama-n0" / "target"
+CONFIG: dict[str, Any] = json.loads((TARGET / "config.json").read_text())
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """The fixture's config with changes; a value of ... removes the key."""
+    return {key: value for key, value in {**CONFIG, **changes}.items() if value is not ...}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """Write a copy of the fixture's target, its config and tensors changed; a tensor of None is left out."""
+
+    def write(config: dict[str, Any] | None = None, **tensors: Tensor | None) -> Path:
+        (tmp_path / "config.json").write_text(json.dumps(config or CONFIG))
+        kept = {**load_file(TARGET / "model.safetensors"), **tensors}
+        save_file({name: t for name, t in kept.items() if t is not None}, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return write
+
+
+def refuse(folder: Path | str, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        load_target(folder, dtype=torch.float32)
+
+
+def test_an_unchanged_checkpoint_is_loaded_without_a_tokenizer(checkpoint: Callable[..., Path]) -> None:
+    model, tokenizer = load_target(checkpoint(), dtype=torch.float32)
+    assert model.config.num_layers == 4
+    assert tokenizer is None
+
+
+def test_loaded_weights_are_frozen_and_of_the_type_asked_for() -> None:
+    model, _ = load_target(TARGET, dtype=torch.bfloat16)
+    assert {(p.dtype, p.requires_grad) for p in model.parameters()} == {(torch.bfloat16, False)}
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "MixtralForCausalLM"])
+def test_unknown_architectures_are_refused_by_name(checkpoint: Callable[..., Path], name: str) -> None:
+    refuse(checkpoint(changed(architectures=[name])), name)
+
+
+def test_a_config_without_an_architecture_is_refused(checkpoint: Callable[..., Path]) -> None:
+    refuse(checkpoint(changed(architectures=None)), "architecture")
+
+
+def test_a_sliding_window_in_use_is_refused(checkpoint: Callable[..., Path]) -> None:
+    refuse(checkpoint(changed(architectures=["MistralForCausalLM"], sliding_window=64)), "sliding_window=64")
+
+
+@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_a_sliding_window_that_qwen_uses_is_refused(name: str) -> None:
+    with pytest.raises(CheckpointError, match="sliding"):
+        DecoderConfig.from_hf(changed(architectures=[name], sliding_window=64, use_sliding_window=True))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        changed(architectures=["MistralForCausalLM"], sliding_window=None),
+        changed(architectures=["MistralForCausalLM"], sliding_window=512),
+        changed(architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=False),
+    ],
+    ids=["null", "as long as the context", "switched off"],
+)
+def test_a_sliding_window_that_changes_nothing_is_accepted(config: dict[str, Any]) -> None:
+    assert DecoderConfig.from_hf(config).num_layers == 4
+
+
+@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope"])
+def test_other_rope_scalings_are_refused_by_name(kind: str) -> None:
+    with pytest.raises(CheckpointError, match=kind):
+        DecoderConfig.from_hf(changed(rope_scaling={"rope_type": kind, "factor": 4.0}))
+
+
+def test_rope_scaling_is_read_alike_from_transformers_4_and_5() -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    old = RopeConfig.from_hf({"rope_theta": 500000.0, "rope_scaling": scaling})
+    new = RopeConfig.from_hf({"rope_parameters": {**scaling, "rope_theta": 500000.0}})
+    assert old == new == RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+
+
+def test_an_older_name_of_the_scaling_type_is_read() -> None:
+    assert RopeConfig.from_hf({"rope_scaling": {"type": "linear", "factor": 2.0}}).kind == "linear"
+
+
+def test_other_activations_are_refused(checkpoint: Callable[..., Path]) -> None:
+    refuse(checkpoint(changed(hidden_act="gelu")), "gelu")
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "vocab_size"])
+def test_a_config_without_a_size_is_refused_by_name(checkpoint: Callable[..., Path], key: str) -> None:
+    refuse(checkpoint(changed(**{key: ...})), key)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    torch.save(load_file(TARGET / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    refuse(tmp_path, "pickle")
+
+
+def test_pickled_shards_named_by_an_index_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    weights = load_file(TARGET / "model.safetensors")
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    index = {"weight_map": dict.fromkeys(weights, "pytorch_model.bin")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    refuse(tmp_path, "pickle|safetensors")
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    refuse(tmp_path, "config.json")
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    refuse(tmp_path, "model.safetensors")
+
+
+@pytest.mark.parametrize("missing", ["./no/such/folder", "no-such-folder", "/no/such/folder"])
+def test_a_folder_that_does_not_exist_is_named(missing: str) -> None:
+    refuse(missing, missing)
+
+
+def test_a_broken_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    refuse(tmp_path, "not valid JSON")
+
+
+def test_a_truncated_weight_file_is_refused_by_name(checkpoint: Callable[..., Path]) -> None:
+    weights = checkpoint() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    refuse(weights.parent, "model.safetensors")
+
+
+def test_an_index_that_names_an_absent_shard_is_refused(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint()
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refuse(folder, "model-00002-of-00002.safetensors")
+
+
+def test_an_index_without_a_weight_map_is_refused(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}}))
+    refuse(folder, "weight_map")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "model.layers.1.mlp.down_proj.weight",
+        "model.layers.3.self_attn.k_proj.weight",
+        "model.layers.0.input_layernorm.weight",
+    ],
+)
+def test_a_missing_tensor_is_named(checkpoint: Callable[..., Path], name: str) -> None:
+    refuse(checkpoint(**{name: None}), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "part"),
+    [
+        ("model.embed_tokens.weight", (150, 64), "embedding"),
+        ("model.norm.weight", (32,), "norm"),
+        ("model.layers.1.mlp.down_proj.weight", (64, 96), r"layers\.1\.mlp\.down"),
+        ("model.layers.1.mlp.up_proj.weight", (96, 64), r"layers\.1\.mlp"),
+        ("model.layers.2.self_attn.q_proj.weight", (48, 64), r"layers\.2"),
+        ("model.layers.2.self_attn.k_proj.weight", (32, 48), r"layers\.2"),
+        ("model.layers.2.self_attn.o_proj.weight", (64, 50), r"layers\.2"),
+    ],
+)
+def test_a_misshapen_tensor_is_named(checkpoint: Callable[..., Path], name: str, shape: tuple[int, ...], part: str) -> None:
+    refuse(checkpoint(**{name: torch.zeros(shape)}), part)
+
+
+def test_rotary_buffers_of_old_checkpoints_are_ignored(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
+    assert load_target(folder, dtype=torch.float32)[0].config.num_layers == 4

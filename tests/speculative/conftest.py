@@ -1,0 +1,65 @@
+"""Engines over the fixtures' tiny random models, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from speculative.config import EngineConfig
+from speculative.engine import Engine
+from speculative.loading import load_engine
+from speculative.request import Request, RequestOutput, SamplingParams
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+N0, N1 = FIXTURES / "llama-n0", FIXTURES / "llama-n1"
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tiny products gain nothing from threads that wait for each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def make_engine() -> MakeEngine:
+    """Builds an engine over fixture ``folder`` (N0 or N1); ``drafter`` "moa" is the fixture's own."""
+
+    def make(folder: Path = N0, drafter: str = "moa", **settings: object) -> Engine:
+        return load_engine(
+            EngineConfig(
+                model=str(folder / "target"),
+                drafter=str(folder / "drafter") if drafter == "moa" else drafter,
+                dtype="float32",
+                device="cpu",
+                **{"max_model_len": 128, "max_num_seqs": 4, **settings},  # type: ignore[arg-type]
+            )
+        )
+
+    return make
+
+
+def run(engine: Engine, requests: list[Request]) -> dict[str, list[RequestOutput]]:
+    """All outputs of requests that are added together."""
+    outputs: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+        engine.scheduler.check_integrity()
+    return outputs
+
+
+def tokens(outputs: dict[str, list[RequestOutput]]) -> dict[str, list[int]]:
+    """The generated tokens of each request."""
+    return {name: [token for output in series for token in output.new_token_ids] for name, series in outputs.items()}
+
+
+def request(name: str, prompt: list[int], **params: object) -> Request:
+    """A request that runs to ``max_tokens``."""
+    return Request(name, tuple(prompt), SamplingParams(ignore_eos=True, **params))  # type: ignore[arg-type]

@@ -1,0 +1,149 @@
+"""The engine thread seen from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from speculative.async_engine import AsyncEngine
+from speculative.engine import Engine
+from speculative.errors import ContextLengthError, EngineLoadError, EngineNotReadyError, EngineStepError
+from tests.speculative.conftest import MakeEngine, request, run, tokens
+
+
+@pytest.fixture
+async def engine(make_engine: MakeEngine):
+    engine = AsyncEngine(lambda: make_engine(max_num_seqs=2))
+    await engine.start()
+    await engine.wait_ready()
+    yield engine
+    await engine.stop()
+
+
+async def collect(engine: AsyncEngine, name: str, **params: object) -> list[int]:
+    ids: list[int] = []
+    async for output in engine.generate(request(name, [1, 2, 3], **params)):
+        ids.extend(output.new_token_ids)
+    return ids
+
+
+async def until_idle(engine: AsyncEngine) -> None:
+    async with asyncio.timeout(10):
+        while engine.status().num_running or engine.status().num_waiting:
+            await asyncio.sleep(0)
+
+
+async def test_many_streams_equal_one_at_a_time(engine: AsyncEngine, make_engine: MakeEngine) -> None:
+    wanted = [request(str(i), [1, 2, 3], max_tokens=20, temperature=1.0, seed=i) for i in range(8)]
+    expected = [tokens(run(make_engine(), [each]))[each.request_id] for each in wanted]
+    got = await asyncio.gather(*(collect(engine, str(i), max_tokens=20, temperature=1.0, seed=i) for i in range(8)))
+    assert got == expected
+
+
+async def test_closing_a_stream_aborts_its_request(engine: AsyncEngine) -> None:
+    stream = engine.generate(request("r", [1], temperature=0.0))
+    await anext(stream)
+    await stream.aclose()
+    await until_idle(engine)
+    assert len(await collect(engine, "again", max_tokens=5)) == 5
+
+
+async def test_cancelling_a_reader_aborts_its_request(engine: AsyncEngine) -> None:
+    first = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in engine.generate(request("r", [1], temperature=0.0)):
+            first.set()
+
+    task = asyncio.create_task(read())
+    await first.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until_idle(engine)
+
+
+async def test_draining_finishes_what_runs_and_takes_no_more(engine: AsyncEngine) -> None:
+    task = asyncio.create_task(collect(engine, "r", max_tokens=50))
+    while not engine.status().num_running and not task.done():
+        await asyncio.sleep(0)
+    assert await engine.drain(timeout=20)
+    assert len(await task) == 50
+    with pytest.raises(EngineNotReadyError):
+        await collect(engine, "late", max_tokens=1)
+
+
+async def test_stopping_ends_open_streams(make_engine: MakeEngine) -> None:
+    engine = AsyncEngine(make_engine)
+    await engine.start()
+    await engine.wait_ready()
+    stream = engine.generate(request("r", [1], temperature=0.0))
+    await anext(stream)
+    await engine.stop()
+    reasons = [output.finish_reason async for output in stream]
+    assert reasons[-1] in ("abort", "length")
+
+
+async def test_bad_requests_raise_in_the_caller(engine: AsyncEngine) -> None:
+    with pytest.raises(ContextLengthError):
+        engine.validate(request("r", [1] * 500))
+    with pytest.raises(ContextLengthError):
+        await anext(engine.generate(request("r", [1] * 500)))
+
+
+async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(engine: AsyncEngine, monkeypatch) -> None:
+    step, failures = Engine.step, iter([RuntimeError("no memory")])
+
+    def failing(self: Engine) -> object:
+        for failure in failures:
+            raise failure
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", failing)
+    # The failing step admits nobody: the request waits, and the next step serves it.
+    assert len(await collect(engine, "again", max_tokens=5)) == 5
+
+    real_draft = Engine._draft
+    fail_once = iter([RuntimeError("no memory")])
+
+    def failing_draft(self: Engine, batch: list) -> object:
+        for failure in fail_once:
+            raise failure
+        return real_draft(self, batch)
+
+    monkeypatch.setattr(Engine, "_draft", failing_draft)
+    with pytest.raises(EngineStepError):
+        await collect(engine, "lost", max_tokens=5)
+    assert len(await collect(engine, "next", max_tokens=5)) == 5
+
+
+async def test_while_loading_requests_are_refused(make_engine: MakeEngine) -> None:
+    gate = threading.Event()
+
+    def load() -> Engine:
+        gate.wait(10)
+        return make_engine()
+
+    engine = AsyncEngine(load)
+    await engine.start()
+    assert engine.alive and not engine.ready
+    with pytest.raises(EngineNotReadyError):
+        engine.validate(request("r", [1]))
+    gate.set()
+    await engine.wait_ready()
+    assert engine.ready
+    await engine.stop()
+    assert not engine.alive
+
+
+async def test_a_model_that_cannot_be_loaded_is_reported() -> None:
+    from speculative.config import EngineConfig
+
+    engine = AsyncEngine.from_config(EngineConfig(model="./no/such/folder"))
+    await engine.start()
+    with pytest.raises(EngineLoadError, match="no/such/folder"):
+        await engine.wait_ready()
+    assert not engine.ready
+    await engine.stop()

@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from speculative.drafters.moa import top_tokens
+from speculative.drafters.ngram import _NgramIndex
+
+
+@pytest.mark.parametrize("k", [1, 4, 32])
+@pytest.mark.parametrize("vocabulary", [160, 8192, 1000])
+def test_top_tokens_are_those_of_topk(k: int, vocabulary: int) -> None:
+    logits = torch.randn(2, 3, vocabulary, generator=torch.Generator().manual_seed(k))
+    values, ids = top_tokens(logits, k)
+    expected = logits.topk(k)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(ids, expected.indices)
+
+
+def test_ngram_continues_the_most_recent_match() -> None:
+    assert _NgramIndex(2, 4).continuation([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 3) == [4, 8, 1]
+
+
+def test_ngram_prefers_the_longest_match() -> None:
+    assert _NgramIndex(2, 3).continuation([7, 1, 2, 5, 0, 1, 2, 6, 7, 1, 2], 1) == [5]
+
+
+def test_ngram_without_a_match_proposes_nothing() -> None:
+    assert _NgramIndex(2, 4).continuation([1, 2, 3, 4], 3) == []
+
+
+def test_ngram_index_grows_with_the_text() -> None:
+    index = _NgramIndex(2, 4)
+    text = [1, 2, 3]
+    assert index.continuation(text, 2) == []
+    text += [1, 2]
+    assert index.continuation(text, 2) == [3, 1]
+    text += [8, 1, 2]
+    assert index.continuation(text, 2) == [8, 1]

@@ -1,0 +1,196 @@
+"""The engine over the fixtures' random models: lossless whatever is drafted, batched, aborted or chunked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from speculative.errors import ContextLengthError, InvalidRequestError
+from speculative.request import Request, SamplingParams
+from tests.speculative.conftest import N0, N1, MakeEngine, request, run, tokens
+
+TREES = [
+    {},
+    {"draft_depth": 3, "draft_breadth": 2, "draft_nodes": 5},
+    {"draft_depth": 4, "draft_breadth": 1, "draft_nodes": 4},
+    {"draft_depth": 6, "draft_breadth": 8, "draft_nodes": 62},
+    {"draft_depth": 1, "draft_breadth": 3, "draft_nodes": 3},
+]
+PROMPTS = [[1], [5, 9], list(range(3, 20)), [7, 7, 7, 7, 7], list(range(100, 140)), [2, 4, 8, 16, 32, 64]]
+SAMPLING = [
+    {"temperature": 0.0},
+    {"temperature": 0.3},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 20},
+    {"temperature": 1.3, "top_p": 0.95, "top_k": 50},
+    {"temperature": 1.0, "min_p": 0.05},
+]
+
+
+def mixed_requests(**extra: object) -> list[Request]:
+    """Different prompts, lengths and sampling settings side by side."""
+    return [
+        request(str(i), prompt, max_tokens=20 + 3 * i, seed=40 + i, **{**SAMPLING[i], **extra})
+        for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain_tokens() -> dict[str, dict[str, list[int]]]:
+    return {}
+
+
+def alone(make_engine: MakeEngine, folder: object, cache: dict[str, dict[str, list[int]]]) -> dict[str, list[int]]:
+    """Each request decoded plainly, one at a time: what everything else must equal."""
+    if str(folder) not in cache:
+        engine = make_engine(folder, "none", max_num_seqs=1)
+        cache[str(folder)] = {name: ids for each in mixed_requests() for name, ids in tokens(run(engine, [each])).items()}
+    return cache[str(folder)]
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("folder", "drafter"), [(N0, "none"), (N0, "ngram"), (N0, "moa"), (N1, "moa")])
+def test_output_is_the_same_whatever_is_drafted_and_batched(make_engine, plain_tokens, folder, drafter, tree) -> None:
+    expected = alone(make_engine, folder, plain_tokens)
+    for slots, chunk in ((1, 512), (3, 7), (6, 16)):
+        engine = make_engine(folder, drafter, max_num_seqs=slots, prefill_chunk=chunk, **tree)
+        assert tokens(run(engine, mixed_requests())) == expected
+
+
+@pytest.mark.parametrize("folder", [N0, N1])
+def test_drafts_are_accepted_when_sampling(make_engine, folder) -> None:
+    outputs = run(make_engine(folder, "moa"), mixed_requests(temperature=1.0, top_k=0, top_p=1.0))
+    accepted = sum(series[-1].stats.num_accepted_draft_tokens for series in outputs.values())
+    # The drafter's weights are random: what agrees, agrees through the shared noise.
+    assert accepted > 20
+
+
+def test_greedy_output_is_that_of_transformers(make_engine) -> None:
+    model = AutoModelForCausalLM.from_pretrained(N0 / "target")
+    engine = make_engine(N0, "moa")
+    for prompt in PROMPTS:
+        expected = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)
+        assert (
+            tokens(run(engine, [request("r", prompt, max_tokens=40, temperature=0.0)]))["r"]
+            == expected[0, len(prompt) :].tolist()
+        )
+
+
+def test_accept_lengths_are_the_published_implementations(make_engine) -> None:
+    reference = load_file(N0 / "greedy.safetensors")
+    text, first = reference["greedy"][0].tolist(), reference["prompt"].shape[1]
+    # The published loop gets its first token from the prompt's own pass; here it joins the prompt.
+    engine = make_engine(N0, "moa", draft_depth=4, draft_breadth=4, draft_nodes=12)
+    outputs = run(engine, [request("r", text[: first + 1], max_tokens=60, temperature=0.0)])["r"]
+    gained = [len(output.new_token_ids) for output in outputs]
+    expected = reference["accept_lengths"].tolist()
+    assert gained[: len(expected)] == expected
+    assert tokens({"r": outputs})["r"][: len(text) - first - 1] == text[first + 1 :]
+
+
+def test_plain_and_speculative_requests_share_a_batch(make_engine, plain_tokens) -> None:
+    expected = alone(make_engine, N0, plain_tokens)
+    requests = mixed_requests(speculative=False)[::2] + mixed_requests()[1::2]
+    outputs = run(make_engine(N0, "moa", max_num_seqs=6), requests)
+    assert tokens(outputs) == expected
+    assert all(outputs[name][-1].stats.num_draft_tokens == 0 for name in "024")
+    assert all(outputs[name][-1].stats.num_draft_tokens > 0 for name in "135")
+
+
+def test_a_seed_decides_and_no_seed_differs(make_engine) -> None:
+    engine = make_engine()
+
+    def draw(name: str, seed: int | None) -> list[int]:
+        return tokens(run(engine, [request(name, [3, 1, 4], max_tokens=30, temperature=1.0, seed=seed)]))[name]
+
+    assert draw("a", 1) == draw("b", 1) != draw("c", 2)
+    assert draw("d", None) != draw("e", None)
+
+
+def test_an_aborted_request_frees_its_slot_and_disturbs_nobody(make_engine, plain_tokens) -> None:
+    expected = alone(make_engine, N0, plain_tokens)
+    engine = make_engine(max_num_seqs=4, prefill_chunk=5)
+    collected: dict[str, list[int]] = {name: [] for name in expected}
+    for each in mixed_requests():
+        engine.add(each)
+    for _ in range(6):
+        for output in engine.step():
+            collected[output.request_id] += output.new_token_ids
+    for name in ("0", "2", "5"):  # running, prefilling or running, waiting
+        aborted = engine.abort(name)
+        assert aborted is not None and aborted.finish_reason == "abort"
+        engine.scheduler.check_integrity()
+    assert engine.abort("0") is None
+    while engine.has_work:
+        for output in engine.step():
+            collected[output.request_id] += output.new_token_ids
+    assert {name: collected[name] for name in "134"} == {name: expected[name] for name in "134"}
+    assert engine.status().num_running == engine.status().num_waiting == 0
+
+
+def test_texts_may_fill_the_context_to_its_last_token(make_engine) -> None:
+    engine = make_engine(max_model_len=48, max_num_seqs=3)
+    requests = [request(str(i), list(range(5, 5 + size)), temperature=0.0) for i, size in enumerate((47, 46, 30))]
+    outputs = run(engine, requests)
+    assert [len(ids) for ids in tokens(outputs).values()] == [1, 2, 18]
+    assert {series[-1].finish_reason for series in outputs.values()} == {"length"}
+    plain = run(make_engine(drafter="none", max_model_len=48), requests)
+    assert tokens(plain) == tokens(outputs)
+
+
+def test_eos_and_stop_tokens_end_the_text_where_they_first_come(make_engine) -> None:
+    engine = make_engine()
+    prompt, sampling = [9, 9], {"max_tokens": 120, "temperature": 1.3, "seed": 3}
+    free = tokens(run(engine, [request("r", prompt, **sampling)]))["r"]
+    assert len(free) == 120
+    eos = min(engine.eos_token_ids)
+    for name, params, ends in (
+        ("eos", SamplingParams(**sampling), {eos}),
+        ("stop", SamplingParams(**sampling, ignore_eos=True, stop_token_ids=(free[10],)), {free[10]}),
+    ):
+        series = run(engine, [Request(name, tuple(prompt), params)])
+        first = next(i for i, token in enumerate(free) if token in ends)
+        assert tokens(series)[name] == free[: first + 1]
+        assert series[name][-1].finish_reason == "stop"
+
+
+def test_stats_add_up(make_engine) -> None:
+    series = run(
+        make_engine(N0, "moa", draft_depth=4, draft_nodes=9), [request("r", [1, 2, 3], max_tokens=40, temperature=0.8, seed=1)]
+    )["r"]
+    stats = series[-1].stats
+    assert stats.prompt_tokens == 3
+    assert stats.completion_tokens == 40 == sum(len(output.new_token_ids) for output in series)
+    assert stats.num_drafts == len(series) == sum(stats.acceptance_histogram)
+    assert stats.num_target_calls == len(series) + 1  # and one for the prompt
+    assert stats.num_accepted_draft_tokens == sum(k * n for k, n in enumerate(stats.acceptance_histogram))
+    assert stats.num_draft_tokens == 9 * stats.num_drafts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "message"),
+    [
+        ([], {}, InvalidRequestError, "empty"),
+        ([1, 160], {}, InvalidRequestError, "160 is outside"),
+        ([-1], {}, InvalidRequestError, "-1 is outside"),
+        ([1] * 128, {}, ContextLengthError, "128 tokens and the prompt has 128"),
+        ([1] * 100, {"max_tokens": 29}, ContextLengthError, "at most 28"),
+    ],
+)
+def test_impossible_requests_are_refused(make_engine, prompt, params, error, message) -> None:
+    with pytest.raises(error, match=message):
+        make_engine().add(request("r", prompt, **params))
+
+
+def test_a_failed_step_costs_its_own_requests_only(make_engine, monkeypatch) -> None:
+    engine = make_engine(max_num_seqs=2)
+    for name in "abc":
+        engine.add(request(name, [1, 2, 3], max_tokens=10, temperature=0.0))
+    engine.step()
+    assert {output.request_id for output in engine.fail_active()} == {"a", "b"}
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert outputs[-1].request_id == "c" and outputs[-1].finish_reason == "length"

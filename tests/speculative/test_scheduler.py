@@ -1,0 +1,106 @@
+import random
+
+import pytest
+
+from speculative.detokenizer import Detokenizer
+from speculative.request import Request
+from speculative.scheduler import Scheduler, SlotMove
+from speculative.sequence import Sequence
+
+
+def sequence(name: str, prompt: int) -> Sequence:
+    return Sequence(Request(name, tuple(range(prompt))), 0, 1000, Detokenizer(None), list(range(prompt)))
+
+
+def spans(scheduler: Scheduler) -> list[tuple[str, int, int]]:
+    chunks = scheduler.schedule()
+    for chunk in chunks:
+        chunk.sequence.num_computed = chunk.end
+    return [(chunk.sequence.request.request_id, chunk.start, chunk.end) for chunk in chunks]
+
+
+def test_a_prompt_is_prefilled_up_to_its_last_token() -> None:
+    scheduler = Scheduler(num_slots=2, prefill_chunk=100)
+    scheduler.add(sequence("a", 10))
+    assert spans(scheduler) == [("a", 0, 9)]
+    assert [s.request.request_id for s in scheduler.running] == ["a"]
+
+
+def test_long_prompts_come_in_chunks_and_the_next_fills_what_is_left() -> None:
+    scheduler = Scheduler(num_slots=4, prefill_chunk=8)
+    scheduler.add(sequence("long", 20))
+    scheduler.add(sequence("short", 4))
+    assert spans(scheduler) == [("long", 0, 8)]
+    assert spans(scheduler) == [("long", 8, 16)]
+    assert spans(scheduler) == [("long", 16, 19), ("short", 0, 3)]
+    assert [s.slot for s in scheduler.running] == [0, 1]
+    scheduler.check_integrity()
+
+
+def test_a_one_token_prompt_needs_no_prefill() -> None:
+    scheduler = Scheduler(num_slots=1, prefill_chunk=8)
+    scheduler.add(sequence("a", 1))
+    assert spans(scheduler) == []
+    assert len(scheduler.running) == 1
+
+
+def test_requests_wait_for_a_slot_in_order() -> None:
+    scheduler = Scheduler(num_slots=2, prefill_chunk=100)
+    for name in "abcd":
+        scheduler.add(sequence(name, 5))
+    spans(scheduler)
+    assert [s.request.request_id for s in scheduler.running] == ["a", "b"]
+    scheduler.remove(scheduler.running[0])
+    assert spans(scheduler) == [("c", 0, 4)]
+
+
+def test_the_last_sequence_moves_into_the_gap() -> None:
+    scheduler = Scheduler(num_slots=3, prefill_chunk=100)
+    a, b, c = (sequence(name, 5) for name in "abc")
+    for each in (a, b, c):
+        scheduler.add(each)
+    spans(scheduler)
+    assert scheduler.remove(a) == [SlotMove(2, 0, 4)]
+    assert [s.request.request_id for s in scheduler.running] == ["c", "b"]
+    assert scheduler.remove(b) == []
+    scheduler.check_integrity()
+
+
+def test_the_prefilling_sequence_follows_when_a_slot_below_it_is_freed() -> None:
+    scheduler = Scheduler(num_slots=3, prefill_chunk=6)
+    a, long = sequence("a", 5), sequence("long", 50)
+    scheduler.add(a)
+    scheduler.add(long)
+    spans(scheduler)
+    assert scheduler.prefilling is long and long.num_computed == 2
+    assert scheduler.remove(a) == [SlotMove(1, 0, 2)]
+    assert long.slot == 0
+    scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_histories_leave_no_gap_and_lose_nobody(seed: int) -> None:
+    rng = random.Random(seed)
+    scheduler = Scheduler(num_slots=5, prefill_chunk=16)
+    alive: dict[str, Sequence] = {}
+    # What stands in each slot, moved as the engine would move the cache.
+    stored: dict[int, str] = {}
+    for step in range(200):
+        if rng.random() < 0.4:
+            alive[str(step)] = sequence(str(step), rng.randint(1, 60))
+            scheduler.add(alive[str(step)])
+        spans(scheduler)
+        active = [*scheduler.running, *([scheduler.prefilling] if scheduler.prefilling else [])]
+        for each in active:
+            stored.setdefault(each.slot, each.request.request_id)
+            assert stored[each.slot] == each.request.request_id
+        if alive and rng.random() < 0.4:
+            gone = alive.pop(rng.choice(sorted(alive)))
+            slot = gone.slot
+            if slot >= 0:
+                del stored[slot]
+            for move in scheduler.remove(gone):
+                stored[move.destination] = stored.pop(move.source)
+        scheduler.check_integrity()
+        assert {s.request.request_id for s in (*active, *scheduler.waiting)} >= set(alive)
+        assert all(scheduler.find(name) is each for name, each in alive.items())

@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from speculative.tree import DraftTree
+from speculative.verification import verify_tree
+
+
+def test_ancestors_written_out() -> None:
+    #      0 (root)
+    #     / \
+    #    1   2
+    #   / \    \
+    #  3   4    5
+    #  |
+    #  6
+    tree = DraftTree(torch.tensor([[9, 8, 7, 6, 5, 4]]), torch.tensor([[0, 0, 1, 1, 2, 3]]), (6,))
+    expected = [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0, 0],
+        [1, 1, 0, 0, 1, 0, 0],
+        [1, 0, 1, 0, 0, 1, 0],
+        [1, 1, 0, 1, 0, 0, 1],
+    ]
+    assert tree.ancestors()[0].int().tolist() == expected
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8, 31, 62])
+def test_a_chain_sees_all_before_it(nodes: int) -> None:
+    tree = DraftTree.from_chains([list(range(nodes))])
+    assert torch.equal(tree.ancestors()[0], torch.ones(nodes + 1, nodes + 1).tril().bool())
+
+
+def test_chains_of_different_lengths_are_padded_under_the_root() -> None:
+    tree = DraftTree.from_chains([[5, 6, 7], [], [8]])
+    assert tree.sizes == (3, 0, 1)
+    assert tree.parents.tolist() == [[0, 1, 2], [0, 0, 0], [0, 0, 0]]
+    assert tree.num_rows == 4
+
+
+def test_no_chains_make_an_empty_tree() -> None:
+    assert DraftTree.from_chains([[], []]).num_rows == 1
+
+
+def choices(*tokens: int):
+    return lambda row, depth: tokens[row]
+
+
+def test_the_walk_follows_the_targets_choices_to_the_bonus_token() -> None:
+    # Rows: 0 root; 1 "a"=10, 2 "b"=11 under the root; 3 "c"=12 under row 2.
+    acceptance = verify_tree([10, 11, 12], [0, 0, 2], choices(11, 99, 12, 13), limit=100)
+    assert acceptance.rows == (2, 3)
+    assert acceptance.tokens == (11, 12, 13)
+
+
+def test_without_a_matching_child_only_the_bonus_token_is_gained() -> None:
+    acceptance = verify_tree([10, 11], [0, 0], choices(5, 6, 7), limit=100)
+    assert (acceptance.rows, acceptance.tokens) == ((), (5,))
+
+
+def test_a_child_of_another_parent_is_not_taken() -> None:
+    acceptance = verify_tree([10, 11, 12], [0, 0, 1], choices(11, 0, 12, 0), limit=100)
+    assert (acceptance.rows, acceptance.tokens) == ((2,), (11, 12))
+
+
+def test_the_walk_stops_at_the_limit() -> None:
+    acceptance = verify_tree([1, 2, 3], [0, 1, 2], choices(1, 2, 3, 4), limit=2)
+    assert (acceptance.rows, acceptance.tokens) == ((1,), (1, 2))
+
+
+def test_of_equal_siblings_the_first_is_taken() -> None:
+    assert verify_tree([4, 4], [0, 0], choices(4, 5, 6), limit=9).rows == (1,)

@@ -1,0 +1,55 @@
+"""Training state on disk: whole or not at all, the newest two."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.errors import ConfigError
+
+KEEP = 2
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a run is. Every random draw is a function of the seed and of this, so no generator's state need be kept."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any], step: int) -> Path:
+    """Write ``checkpoint-<step>.pt`` beside its place, flush it to the disk, rename it, and drop all but the newest two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"checkpoint-{step:08d}.pt"
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    for old in sorted(folder.glob("checkpoint-*.pt"))[:-KEEP]:
+        old.unlink()
+    return path
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder, if any."""
+    return max(folder.glob("checkpoint-*.pt"), default=None)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint; tensors and plain values only, no code is run."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(f"{path} is no checkpoint of this trainer: {error}") from error
+    assert isinstance(state, dict)
+    return state

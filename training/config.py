@@ -1,0 +1,132 @@
+"""Everything that decides a training run, in one frozen place."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from training.errors import ConfigError
+
+Schedule = Literal["constant", "cosine", "linear"]
+Precision = Literal["bfloat16", "float32"]
+
+LIMITS_AND_PLACES = frozenset(
+    ["out", "data", "valid", "epochs", "max_steps", "max_minutes", "threads", "compile", "log_every", "checkpoint_steps", "checkpoint_minutes", "valid_every", "valid_tokens", "resume", "cache", "target"]
+)
+"""Settings that a resumed run may change: they do not alter what a step computes."""
+
+
+def default_cache() -> Path:
+    """Where tokenised corpora are kept unless told otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moaserve" / "corpora"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """A training run; the defaults are the paper's where it gives any (arXiv 2410.03804), and sizes follow the target's.
+
+    ``None`` for a size means the authors' proportion for this target, for a limit none. Of ``epochs``, ``max_steps`` and
+    ``max_minutes`` whichever is reached first ends the run; minutes count across resumes.
+    """
+
+    target: str
+    data: str
+    out: Path
+    valid: str | None = None
+    init_from: str | None = None
+
+    lsa_kv_heads: int | None = None
+    lsa_mlp: int | None = None
+    sa_kv_heads: int | None = None
+    sa_mlp: int | None = None
+    ca_kv_heads: int | None = None
+    ca_mlp: int | None = None
+    layers_inferred: int = 0
+
+    kl_weight: float = 0.1
+    feature_weight: float = 1.0
+    min_interval: int = 6
+    max_interval: int = 14
+    staircase_until: float = 0.5
+
+    lr: float = 3e-5
+    warmup: int = 50
+    schedule: Schedule = "constant"
+    weight_decay: float = 0.0
+    beta2: float = 0.999
+    clip: float = 1.0
+    batch_tokens: int = 8192
+    accumulate: int = 1
+    max_length: int = 2048
+
+    epochs: float | None = None
+    max_steps: int | None = None
+    max_minutes: float | None = None
+
+    dtype: Precision = "bfloat16"
+    device: str = "auto"
+    seed: int = 0
+    threads: int | None = None
+    compile: bool = False
+    log_every: int = 10
+    checkpoint_steps: int | None = None
+    checkpoint_minutes: float = 10.0
+    valid_every: int = 500
+    valid_tokens: int = 100_000
+    cache: Path = dataclasses.field(default_factory=default_cache)
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.epochs is None and self.max_steps is None and self.max_minutes is None:
+            raise ConfigError("say when to stop: --epochs, --max-steps or --max-minutes")
+        for name in ["lr", "batch_tokens", "accumulate", "max_length", "min_interval", "log_every", "checkpoint_minutes", "valid_every", "valid_tokens", "clip", "epochs", "max_steps", "max_minutes", "checkpoint_steps", "threads"]:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be above 0, not {value}")
+        for name in ["kl_weight", "feature_weight", "staircase_until", "warmup", "weight_decay", "layers_inferred"]:
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, it is {getattr(self, name)}")
+        if self.kl_weight == self.feature_weight == 0:
+            raise ConfigError("kl_weight and feature_weight are both 0: nothing would be learnt")
+        if not 2 <= self.min_interval <= self.max_interval:
+            raise ConfigError(f"intervals need 2 ≤ min ≤ max, not {self.min_interval} … {self.max_interval}")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What the forward passes compute in; master weights are float32 whatever it is."""
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The MoA sizes that were given, under MoAConfig's names."""
+        given = {
+            "lsa_num_kv_heads": self.lsa_kv_heads,
+            "lsa_intermediate_size": self.lsa_mlp,
+            "sa_num_kv_heads": self.sa_kv_heads,
+            "sa_intermediate_size": self.sa_mlp,
+            "ca_num_kv_heads": self.ca_kv_heads,
+            "ca_intermediate_size": self.ca_mlp,
+            "target_layer_inference": self.layers_inferred,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for training.json and checkpoints."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in dataclasses.asdict(self).items()}
+
+    def check_resumable(self, earlier: dict[str, Any]) -> None:
+        """Raise ConfigError when a checkpoint was made with settings that this run would break with."""
+        mine = self.to_json()
+        changed = [
+            f"{name} was {earlier[name]!r} and is now {mine[name]!r}"
+            for name in mine
+            if name not in LIMITS_AND_PLACES and name in earlier and earlier[name] != mine[name]
+        ]
+        if changed:
+            raise ConfigError(f"cannot resume with other settings: {'; '.join(changed)}")

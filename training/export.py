@@ -1,0 +1,53 @@
+"""The trained drafter in the published layout, with the recipe that made it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.loader import save_drafter
+from models.moa import MoA
+from training.config import TrainConfig
+
+
+def export(drafter: MoA, config: TrainConfig, figures: dict[str, Any]) -> None:
+    """Write weights as bfloat16, ``config.json`` and ``training.json`` into ``config.out``, replacing an earlier export."""
+    config.out.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=config.out))
+    try:
+        save_drafter(drafter, temporary, dtype=torch.bfloat16)
+        recipe = {
+            "recipe": config.to_json(),
+            "result": figures,
+            "parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+            "machine": {"processor": _processor(), "torch": version("torch"), "accelerate": version("accelerate")},
+        }
+        (temporary / "training.json").write_text(json.dumps(recipe, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        fresh = sorted(path.name for path in temporary.iterdir())
+        for stale in config.out.glob("model*.safetensors*"):
+            if stale.name not in fresh:
+                stale.unlink()
+        for name in fresh:
+            os.replace(temporary / name, config.out / name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _processor() -> str:
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    try:
+        names = [
+            line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+        ]
+    except OSError:
+        names = []
+    return f"{len(names)} × {names[0]}" if names else platform.processor()

@@ -1,0 +1,322 @@
+"""The training loop: MoA drafters on `accelerate`, resumable to the bit."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import FrameType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from models.llama import Llama
+from models.moa import MoA
+from training import masks
+from training.batches import Batch, collate, plan_batches
+from training.checkpoints import Position, latest_checkpoint, load_checkpoint, save_checkpoint
+from training.config import TrainConfig
+from training.data import Corpus
+from training.errors import ConfigError, DataError, TrainingInterrupted
+from training.export import export
+from training.forward import DraftForward
+from training.losses import DraftLoss, draft_loss
+from training.progress import Meter, Reporter
+
+VALIDATION = 1 << 20
+"""Stands for the epoch in the seeds of validation batches, so that training never draws the same."""
+
+
+class Trainer:
+    """Trains one drafter for one frozen target; ``run`` goes on from wherever ``position`` is."""
+
+    def __init__(
+        self, config: TrainConfig, accelerator: Accelerator, target: Llama, drafter: MoA, corpus: Corpus, valid: Corpus | None
+    ) -> None:
+        self.config = config
+        self.accelerator = accelerator
+        self.target = target
+        self.corpus = corpus
+        self.indices = corpus.usable(config.max_length)
+        if not len(self.indices):
+            raise DataError(f"{config.data}: no response token within --max-length {config.max_length}")
+        self.position = Position()
+        self.moa = drafter
+        fused = accelerator.device.type in ("cpu", "cuda")
+        optimizer = torch.optim.AdamW(
+            drafter.parameters(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=fused
+        )
+        self.drafter, self.optimizer = accelerator.prepare(DraftForward(drafter, compiled=config.compile), optimizer)
+        self.valid_batches = self._validation_batches(valid) if valid is not None else []
+        self.started = time.monotonic()
+        self.stop_signal: int | None = None
+
+    # ---- one pass ------------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, batch: Batch, generator: torch.Generator, staircase: float, *, agreement: bool
+    ) -> tuple[DraftLoss, Tensor]:
+        """Loss of a batch and the draft depth of each row that counts [R]; masks are drawn from ``generator``."""
+        config = self.config
+        count = len(batch.token_ids)
+        # Drawn on the CPU, so that a seed means the same on every device.
+        intervals = masks.draw_intervals(count, config.min_interval, config.max_interval, generator).to(batch.response.device)
+        stairs = masks.draw_staircase(count, staircase, generator).to(batch.response.device)
+        boundaries = masks.verification_boundaries(batch.response, intervals)
+        taught = masks.teaching_positions(batch.response, boundaries)
+        rows = taught.flatten().nonzero().squeeze(1)
+        depths = masks.draft_depths(boundaries).flatten().index_select(0, rows)
+        inferred = self.moa.config.target_layer_inference
+        truth = self.target.encode(batch.token_ids, layer_input=self.target.config.num_layers - inferred if inferred else None)
+        with self.accelerator.autocast():
+            draft = self.drafter(
+                self.target,
+                batch.token_ids,
+                truth,
+                masks.self_attention_mask(boundaries, stairs),
+                masks.cross_attention_mask(boundaries),
+                boundaries,
+                taught,
+            )
+            loss = draft_loss(
+                self.target.logits,
+                truth,
+                draft,
+                rows,
+                kl_weight=config.kl_weight,
+                feature_weight=config.feature_weight,
+                agreement=agreement,
+            )
+        return loss, depths
+
+    # ---- the loop ------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Train until a limit is reached; returns the last validation's figures (empty without a held-out file).
+
+        Raises TrainingInterrupted once the state is saved when SIGINT or SIGTERM arrives.
+        """
+        config, accelerator = self.config, self.accelerator
+        config.out.mkdir(parents=True, exist_ok=True)
+        reporter = Reporter(config.out / "log.jsonl", active=accelerator.is_main_process, done=self.progress())
+        self.started = time.monotonic() - self.position.seconds
+        saved_at = time.monotonic()
+        validated: dict[str, Any] = {}
+        meter, window_start, window_tokens = Meter(config.max_interval), time.monotonic(), 0
+        with self._signals():
+            try:
+                while (done := self.progress()) < 1.0:
+                    logging = (self.position.step + 1) % config.log_every == 0
+                    figures = self._step(done, meter, agreement=logging)
+                    window_tokens += figures["batch_tokens"]
+                    step = self.position.step
+                    if logging:
+                        now = time.monotonic()
+                        speed = window_tokens / max(now - window_start, 1e-9)
+                        line = {**self._where(), "lr": figures["lr"], "norm": figures["norm"], **meter.summary()}
+                        line["tokens_per_second"] = round(speed, 1)
+                        reporter.write("train", line)
+                        elapsed = max(self.elapsed(), 1e-9)
+                        done = max(self.progress(), 1e-9)
+                        reporter.step(min(done, 1.0), line, elapsed / done - elapsed, speed)
+                        meter, window_start, window_tokens = Meter(config.max_interval), now, 0
+                    if self.valid_batches and step % config.valid_every == 0:
+                        validated = self.validate()
+                        reporter.write("valid", {**self._where(), **validated})
+                        reporter.say(describe(step, validated))
+                        window_start += validated["seconds"]
+                    due = config.checkpoint_steps is not None and step % config.checkpoint_steps == 0
+                    if due or time.monotonic() - saved_at > 60 * config.checkpoint_minutes or self.stop_signal is not None:
+                        self.save()
+                        saved_at = time.monotonic()
+                    if self.stop_signal is not None:
+                        raise TrainingInterrupted(
+                            f"stopped by {signal.Signals(self.stop_signal).name} at step {step}; the state is saved, go on with --resume"
+                        )
+                self.save()
+                if self.valid_batches:
+                    validated = self.validate()
+                    reporter.write("valid", {**self._where(), **validated})
+                    reporter.say(describe(self.position.step, validated))
+            finally:
+                reporter.close()
+        return validated
+
+    def _step(self, done: float, meter: Meter, *, agreement: bool) -> dict[str, Any]:
+        """One update on ``accumulate`` batches a process."""
+        config, accelerator, position = self.config, self.accelerator, self.position
+        self.drafter.train()
+        rate = config.lr * rate_factor(config.schedule, position.step, config.warmup, done)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        generator = torch.Generator().manual_seed(
+            int(
+                np.random.SeedSequence((config.seed, position.step, accelerator.process_index)).generate_state(1, np.uint64)[0]
+                >> 1
+            )
+        )
+        staircase = masks.staircase_probability(done, config.staircase_until)
+        tokens = 0
+        for part in range(config.accumulate):
+            batch = self._next_batch()
+            tokens += batch.token_ids.numel()
+            last = part == config.accumulate - 1
+            with accelerator.no_sync(self.drafter) if not last else _nothing():
+                loss, depths = self.forward(batch, generator, staircase, agreement=agreement)
+                accelerator.backward(loss.total / config.accumulate)
+            meter.add(loss, depths)
+        norm = accelerator.clip_grad_norm_(self.drafter.parameters(), config.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens *= accelerator.num_processes
+        position.step += 1
+        position.tokens += tokens
+        return {"batch_tokens": tokens, "lr": rate, "norm": round(float(norm), 4)}
+
+    def _next_batch(self) -> Batch:
+        """This process's next batch; the processes take turns along the epoch's plan."""
+        config, position, world = self.config, self.position, self.accelerator.num_processes
+        if position.batch + world > len(self._plan(position.epoch)):
+            # The few batches that do not go round are left out: all processes must step together.
+            position.epoch, position.batch = position.epoch + 1, 0
+        plan = self._plan(position.epoch)
+        chosen = plan[(position.batch + self.accelerator.process_index) % len(plan)]
+        position.batch += world
+        return collate(self.corpus, self.indices[chosen], config.max_length).to(self.accelerator.device)
+
+    def _plan(self, epoch: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+        known = getattr(self, "_planned", None)
+        if known is None or known[0] != epoch:
+            lengths = self.corpus.lengths(self.config.max_length)[self.indices]
+            known = (epoch, plan_batches(lengths, self.config.batch_tokens, seed=self.config.seed, epoch=epoch))
+            self._planned = known
+        return known[1]
+
+    # ---- validation ----------------------------------------------------------------------------------------------------------
+
+    def _validation_batches(self, valid: Corpus) -> list[Batch]:
+        """The same batches every time, spread over the held-out file, about ``valid_tokens`` of them."""
+        config = self.config
+        indices = valid.usable(config.max_length)
+        if not len(indices):
+            raise DataError(f"{config.valid}: no response token within --max-length {config.max_length}")
+        plan = plan_batches(valid.lengths(config.max_length)[indices], config.batch_tokens, seed=0, epoch=VALIDATION)
+        batches: list[Batch] = []
+        tokens = 0
+        for chosen in plan:
+            if tokens >= config.valid_tokens:
+                break
+            batches.append(collate(valid, indices[chosen], config.max_length))
+            tokens += batches[-1].token_ids.numel()
+        return batches
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """Losses, accuracy by draft depth and the acceptance length they imply, on the held-out batches, no staircase."""
+        start = time.monotonic()
+        self.drafter.eval()
+        meter = Meter(self.config.max_interval)
+        for number, batch in enumerate(self.valid_batches):
+            generator = torch.Generator().manual_seed(number)
+            loss, depths = self.forward(batch.to(self.accelerator.device), generator, 0.0, agreement=True)
+            meter.add(loss, depths)
+        return {**meter.summary(), "seconds": round(time.monotonic() - start, 2)}
+
+    # ---- how far, and keeping it ---------------------------------------------------------------------------------------------
+
+    def elapsed(self) -> float:
+        """Seconds of training so far, earlier runs included; the longest of any process, so that all agree."""
+        seconds = time.monotonic() - self.started
+        if self.accelerator.num_processes > 1:
+            seconds = float(self.accelerator.gather(torch.tensor([seconds], device=self.accelerator.device)).max())
+        return seconds
+
+    def progress(self) -> float:
+        """Share of the run that is done, by whichever limit is nearest; 1 or more when it is over."""
+        config, position = self.config, self.position
+        done = [0.0]
+        if config.max_steps is not None:
+            done.append(position.step / config.max_steps)
+        if config.max_minutes is not None:
+            done.append((self.elapsed() if position.step else 0.0) / (60 * config.max_minutes))
+        if config.epochs is not None:
+            done.append((position.epoch + position.batch / len(self._plan(position.epoch))) / config.epochs)
+        return max(done)
+
+    def _where(self) -> dict[str, Any]:
+        position = self.position
+        return {"step": position.step, "epoch": position.epoch, "tokens": position.tokens, "elapsed": round(self.elapsed(), 1)}
+
+    def save(self) -> None:
+        """Write a checkpoint, and the drafter as it is now in the published layout."""
+        self.accelerator.wait_for_everyone()
+        self.position.seconds = self.elapsed()
+        if not self.accelerator.is_main_process:
+            return
+        state = {
+            "config": self.config.to_json(),
+            "corpus": self.corpus.key,
+            "position": asdict(self.position),
+            "model": self.moa.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        save_checkpoint(self.config.out / "checkpoints", state, self.position.step)
+        export(self.moa, self.config, {"corpus": self.corpus.key, **asdict(self.position)})
+
+    def resume(self) -> None:
+        """Go back to the newest checkpoint in the output folder."""
+        path = latest_checkpoint(self.config.out / "checkpoints")
+        if path is None:
+            raise ConfigError(f"--resume: no checkpoint in {self.config.out / 'checkpoints'}")
+        state = load_checkpoint(path)
+        self.config.check_resumable(state["config"])
+        if state["corpus"] != self.corpus.key:
+            raise ConfigError(f"--resume: {self.config.data} or the tokenizer is not what {path} was trained on")
+        self.moa.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.position = Position(**state["position"])
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Note SIGINT and SIGTERM for the end of the step; a second one takes its ordinary course."""
+
+        def note(number: int, _: FrameType | None) -> None:
+            self.stop_signal = number
+            for each, handler in earlier.items():
+                signal.signal(each, handler)
+
+        try:
+            earlier = {each: signal.signal(each, note) for each in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: the caller owns the signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for each, handler in earlier.items():
+                signal.signal(each, handler)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def rate_factor(schedule: str, step: int, warmup: int, progress: float) -> float:
+    """Learning rate as a share of its peak: a linear warm-up of ``warmup`` steps, then the schedule over the run's progress."""
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    progress = min(max(progress, 0.0), 1.0)
+    shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}[schedule]
+    return warm * shape
+
+
+def describe(step: int, figures: dict[str, Any]) -> str:
+    """A validation as one line."""
+    accuracy = " ".join(f"{share:.3f}" for share in cast("list[float]", figures["accuracy"])[:8])
+    return f"step {step}: validation loss {figures['loss']:.4f}, kl {figures['kl']:.4f}, accuracy by depth {accuracy}"
