@@ -31,14 +31,10 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
         raise InvalidParameterError("This model has no chat template; use /v1/completions.", param="messages")
     conversation = [_template_message(message) for message in messages]
     try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        ids: list[int] = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=True, return_dict=False)
     except Exception as error:  # a template is a program of the model's, and raises what it likes about its input
         logger.debug("chat template failed", exc_info=error)
-        raise InvalidParameterError(
-            f"The model's chat template cannot render these messages: {error}", param="messages"
-        ) from error
+        raise InvalidParameterError(f"The model's chat template cannot render these messages: {error}", param="messages") from error
     return ids
 
 

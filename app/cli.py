@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from app.commands.bench import bench
 from app.commands.chat import chat
 from app.commands.serve import serve
+from app.commands.train import train
 
 cli = typer.Typer(
     name="moaserve",
@@ -19,6 +21,8 @@ cli = typer.Typer(
 )
 cli.command()(serve)
 cli.command()(chat)
+cli.command("train")(train)
+cli.add_typer(bench)
 
 
 def _print_version(wanted: bool) -> None:

@@ -69,9 +69,7 @@ class CompletionWriter:
         return self._completion([], {"usage": usage, "metrics": metrics})
 
     def _completion(self, choices: list[CompletionChoice], extra: dict[str, Any]) -> Completion:
-        return Completion(
-            id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices, **extra
-        )
+        return Completion(id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices, **extra)
 
 
 def _choice(index: int, text: str, reason: FinishReason | None = None) -> CompletionChoice:

@@ -151,9 +151,7 @@ def _from_validation(problem: Mapping[str, Any]) -> ApiError:
         return InvalidParameterError(hint, code="invalid_type")
     match kind:
         case "missing":
-            return InvalidParameterError(
-                f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-            )
+            return InvalidParameterError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
         case "extra_forbidden":
             return InvalidParameterError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
         case "unsupported_parameter":

@@ -27,9 +27,7 @@ def _joined_parts(content: Any) -> Any:
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise PydanticCustomError(
-                "invalid_value", "only content parts of type 'text' are supported", {"at": f"[{index}].type"}
-            )
+            raise PydanticCustomError("invalid_value", "only content parts of type 'text' are supported", {"at": f"[{index}].type"})
         if not isinstance(part.get("text"), str):
             raise PydanticCustomError("string_type", "Input should be a valid string", {"at": f"[{index}].text"})
         texts.append(part["text"])

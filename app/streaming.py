@@ -41,9 +41,7 @@ def stream(outputs: Outputs, writer: ChunkWriter, *, count: int, n: int, include
     return EventSourceResponse(_events(outputs, writer, count, n, include_usage), sep="\n")
 
 
-async def _events(
-    outputs: Outputs, writer: ChunkWriter, count: int, n: int, include_usage: bool
-) -> AsyncGenerator[bytes, None]:
+async def _events(outputs: Outputs, writer: ChunkWriter, count: int, n: int, include_usage: bool) -> AsyncGenerator[bytes, None]:
     begun: set[int] = set()
     finished: dict[int, RequestStats] = {}
     try:

@@ -53,3 +53,14 @@ def decode_with_transformers(model: Any, prompt: Prompt, max_tokens: int) -> Dec
 
 _NO_SAMPLING: dict[str, None] = {"temperature": None, "top_p": None, "top_k": None}
 """A generation_config's sampling settings would only raise warnings in greedy search."""
+
+
+def load_transformers(model: str, dtype: str, device: str) -> Any:
+    """The same weights in transformers' own implementation, for ``decode_with_transformers``."""
+    from transformers import AutoModelForCausalLM
+
+    from models.loader import BUNDLED, resolve
+
+    folder = BUNDLED["target"] if model == "bundled" else resolve(model)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+    return loaded.eval()

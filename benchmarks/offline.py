@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.acceptance import Acceptance, summarize
 from benchmarks.decoding import Decoded, decode, decode_with_transformers
 from benchmarks.machine import Provenance, provenance
 from benchmarks.prompts import Prompt
@@ -17,17 +18,6 @@ from speculative.engine import Engine
 from speculative.request import RequestStats, SamplingParams
 
 PLAIN, SPECULATIVE, TRANSFORMERS = "plain", "speculative", "transformers generate"
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """How drafts fared: ``tau`` tokens per decoding pass of the target, ``by_depth[d]`` the share of drafts accepted beyond depth d."""
-
-    tau: float
-    by_depth: tuple[float, ...]
-    target_passes: int
-    drafted: int
-    accepted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +88,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Median and quartiles."""
     low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
     return {"median": round(median, 3), "p25": round(low, 3), "p75": round(high, 3)}
-
-
-def summarize(stats: Sequence[RequestStats]) -> Acceptance:
-    """Pool requests' counters."""
-    depth = max((len(s.acceptance_histogram) for s in stats), default=0)
-    histogram = [sum(s.acceptance_histogram[k] for s in stats if k < len(s.acceptance_histogram)) for k in range(depth)]
-    drafts = sum(histogram)
-    by_depth = tuple(sum(histogram[k:]) / drafts for k in range(1, depth)) if drafts else ()
-    accepted = sum(s.num_accepted_draft_tokens for s in stats)
-    return Acceptance(
-        tau=1 + accepted / drafts if drafts else 1.0,
-        by_depth=by_depth,
-        target_passes=sum(s.num_target_calls for s in stats),
-        drafted=sum(s.num_draft_tokens for s in stats),
-        accepted=accepted,
-    )
 
 
 def run_offline(

@@ -78,11 +78,12 @@ class KVCache:
         self.data[:, second : second + length] = self.data[:, first : first + length]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Flat rows [n] of all layers in LSA's layout, [n, L, 2·n_kv·d] with k and v of each head side by side (PAPER: LSA input)."""
+        """Flat rows [n] of all layers in LSA's layout: [n, L, 2·n_kv·d], k and v of each head side by side."""
         kv = self.data.index_select(1, rows)
         return lsa_layout(kv, self.num_kv_heads, self.head_dim).transpose(0, 1)
 
 
 def lsa_layout(kv: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:
     """[..., (k0 k1 … v0 v1 …)] -> [..., (k0 v0 k1 v1 …)]."""
-    return kv.unflatten(-1, (2, num_kv_heads, head_dim)).transpose(-3, -2).flatten(-3)
+    out: Tensor = kv.unflatten(-1, (2, num_kv_heads, head_dim)).transpose(-3, -2).flatten(-3)
+    return out

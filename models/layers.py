@@ -64,13 +64,14 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., E] -> the same shape and type."""
         if torch.is_grad_enabled() or x.device.type != "cpu":
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            fused: Tensor = F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            return fused
         # F.rms_norm is a chain of eight small operations on a CPU; these five take half the time.
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = norm.square_().mul_(self._inverse_size).add_(self.eps).rsqrt_()
-        if x.dtype == torch.float32:
-            return (x * scale).mul_(self.weight)
-        return torch.mul(x * scale, self.weight, out=torch.empty_like(x))
+        out = torch.empty_like(x)
+        torch.mul(x * scale, self.weight, out=out)
+        return out
 
 
 class MLP(nn.Module):
@@ -85,7 +86,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [n, E] -> [n, E]."""
         gate, up = self.gate_up(x).split(self.intermediate_size, dim=-1)
-        out: Tensor = self.down(F.silu(gate) * up)
+        out: Tensor = self.down(F.silu(gate).mul_(up) if not torch.is_grad_enabled() else F.silu(gate) * up)
         return out
 
 
@@ -102,9 +103,7 @@ class RotaryTable(nn.Module):
         """Make positions 0…length−1 available in the type and on the device of ``like``."""
         if len(self._cos) >= length and self._cos.dtype == like.dtype and self._cos.device == like.device:
             return
-        angles = torch.outer(
-            torch.arange(max(length, 64), dtype=torch.float32), inverse_frequencies(self.head_dim, self.config)
-        )
+        angles = torch.outer(torch.arange(max(length, 64), dtype=torch.float32), inverse_frequencies(self.head_dim, self.config))
         cos, sin = angles.cos(), angles.sin()
         self._cos = torch.stack((cos, cos), 1).unsqueeze(1).to(like)
         self._sin = torch.stack((-sin, sin), 1).unsqueeze(1).to(like)
@@ -182,5 +181,6 @@ class DecoderLayer(nn.Module):
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Residual stream x [n, E] and attended values [n, h·d] -> the layer's output [n, E]."""
-        x = x + self.output(attended)
-        return x + self.mlp(self.mlp_norm(x))
+        x = self.output(attended).add_(x)
+        out: Tensor = self.mlp(self.mlp_norm(x)).add_(x)
+        return out

@@ -52,8 +52,14 @@ class Llama(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.embedding.weight
+            self.tie_embeddings()
         self.rotary = RotaryTable(config.head_dim, config.rope)
+
+    def tie_embeddings(self) -> None:
+        """Let the LM head share the embedding's weights."""
+        weight = self.embedding.weight
+        assert isinstance(weight, nn.Parameter)
+        self.lm_head.weight = weight
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,9 +75,7 @@ class Llama(nn.Module):
         """A cache for this model: ``num_slots`` sequences of up to ``length`` tokens, and ``scratch`` tree rows each."""
         c = self.config
         self.rotary.reserve(length + scratch, self.embedding.weight)
-        return KVCache(
-            c.num_layers, num_slots, scratch, length, c.num_kv_heads, c.head_dim, dtype=self.dtype, device=self.device
-        )
+        return KVCache(c.num_layers, num_slots, scratch, length, c.num_kv_heads, c.head_dim, dtype=self.dtype, device=self.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [...] -> embeddings [..., E]."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import save_torch_state_dict, snapshot_download
@@ -25,6 +25,8 @@ BUNDLED = {"target": PRETRAINED / "concierge", "drafter": PRETRAINED / "concierg
 """Folders of the bundled pair."""
 
 MAX_SHARD = "15MB"
+
+_Network = TypeVar("_Network", bound=nn.Module)
 
 
 def resolve(path_or_id: str | Path) -> Path:
@@ -64,9 +66,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     for name in names:
         if not name.endswith(".safetensors") or not (folder / name).exists():
             if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-                raise CheckpointError(
-                    f"{folder} holds pickled weights only; convert them to safetensors, pickles are never loaded"
-                )
+                raise CheckpointError(f"{folder} holds pickled weights only; convert them to safetensors, pickles are never loaded")
             raise CheckpointError(f"{folder} has no {name}")
         try:
             tensors.update(load_file(folder / name))
@@ -94,24 +94,20 @@ def load_target(
     config = DecoderConfig.from_hf(raw)
     model = _empty(lambda: Llama(config), dtype, device)
     if config.tie_word_embeddings:
-        model.lm_head.weight = model.embedding.weight  # to_empty gave each its own storage
+        model.tie_embeddings()  # to_empty gave each its own storage
     tensors = read_tensors(folder)
     state = _decoder_state(tensors, config)
     _fill(model, state, folder)
     return model.eval().requires_grad_(False), load_tokenizer(folder)
 
 
-def load_drafter(
-    path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> MoA:
+def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> MoA:
     """Load a MoA drafter in the authors' layout for a target of the given sizes."""
     folder = resolve(path_or_id)
     raw = read_json(folder, "config.json")
     for key, expected in (("hidden_size", target.hidden_size), ("num_hidden_layers", target.num_layers)):
         if raw.get(key, expected) != expected:
-            raise CheckpointError(
-                f"the drafter in {folder} was made for a target with {key}={raw[key]}, this one has {expected}"
-            )
+            raise CheckpointError(f"the drafter in {folder} was made for a target with {key}={raw[key]}, this one has {expected}")
     config = MoAConfig.from_hf(raw, target)
     model = _empty(lambda: MoA(config), dtype, device)
     tensors = {_plain_name(name): tensor for name, tensor in read_tensors(folder).items()}
@@ -122,7 +118,8 @@ def load_drafter(
     for name in ("weight", "bias"):
         state[f"to_memory.{name}"] = _take(tensors, f"Ekv2E.{name}")
     _fill(model, state, folder)
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
 def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD) -> None:
@@ -173,7 +170,7 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def _empty(make: Any, dtype: torch.dtype, device: torch.device | str) -> Any:
+def _empty(make: Callable[[], _Network], dtype: torch.dtype, device: torch.device | str) -> _Network:
     """Build a module without spending time on initial values."""
     with torch.device("meta"):
         model = make()
@@ -222,7 +219,8 @@ def _to_group_major(x: Tensor, kv_heads: int, dim: int, *, heads: int, inverse: 
     groups = heads // kv_heads
     outer = (groups, kv_heads) if inverse else (kv_heads, groups)
     size = x.shape[dim] // heads
-    return x.unflatten(dim, (*outer, size)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+    out: Tensor = x.unflatten(dim, (*outer, size)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+    return out
 
 
 def _layer_state(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict[str, Tensor]:

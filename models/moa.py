@@ -20,7 +20,7 @@ from models.llama import Llama, TargetActivations
 
 @dataclass(frozen=True, slots=True)
 class DraftActivations:
-    """Output of a training forward: ``feature`` [B, S, E] enters the LM head, ``predicted_input`` [B, S, E] is CA's output (N > 0)."""
+    """A training forward's output, [B, S, E]: ``feature`` enters the LM head, ``predicted_input`` (N > 0) leaves CA."""
 
     feature: Tensor
     predicted_input: Tensor | None
@@ -37,12 +37,8 @@ class MoA(nn.Module):
         plain_rope = RopeConfig(theta=target.rope.theta)
         self.lsa = DecoderLayer(kv_size, heads, config.lsa_num_kv_heads, kv_size // heads, config.lsa_intermediate_size, eps)
         self.to_memory = Linear(kv_size, target.hidden_size, bias=True)
-        self.sa = DecoderLayer(
-            target.hidden_size, heads, config.sa_num_kv_heads, target.head_dim, config.sa_intermediate_size, eps
-        )
-        self.ca = DecoderLayer(
-            target.hidden_size, heads, config.ca_num_kv_heads, target.head_dim, config.ca_intermediate_size, eps
-        )
+        self.sa = DecoderLayer(target.hidden_size, heads, config.sa_num_kv_heads, target.head_dim, config.sa_intermediate_size, eps)
+        self.ca = DecoderLayer(target.hidden_size, heads, config.ca_num_kv_heads, target.head_dim, config.ca_intermediate_size, eps)
         self.rotary = RotaryTable(target.head_dim, plain_rope)
         self.layer_rotary = RotaryTable(kv_size // heads, plain_rope)
 
@@ -75,7 +71,7 @@ class MoA(nn.Module):
         """SA's output [n, E] -> CA's rotated queries [n, h, d]."""
         ca = self.ca
         bias = ca.qkv.bias[: ca.q_size] if ca.qkv.bias is not None else None
-        queries = nn.functional.linear(ca.input_norm(x), ca.qkv.weight[: ca.q_size], bias).unflatten(-1, (-1, ca.head_dim))
+        queries: Tensor = nn.functional.linear(ca.input_norm(x), ca.qkv.weight[: ca.q_size], bias).unflatten(-1, (-1, ca.head_dim))
         rotate_(queries, rope)
         return queries
 
@@ -90,7 +86,7 @@ class MoA(nn.Module):
     ) -> DraftActivations:
         """Teacher-forced training forward over whole sequences.
 
-        ``token_ids`` [B, S]; ``sa_mask`` and ``ca_mask`` boolean [B, 1, S, S], true where row i may see token (SA) or memory (CA) j;
+        ``token_ids`` [B, S]; ``sa_mask`` and ``ca_mask`` boolean [B, 1, S, S], true where row i sees token (SA) or memory (CA) j;
         ``boundaries`` boolean [B, S] marks verified positions, whose true inputs the borrowed layers see (N > 0).
         """
         batch, length = token_ids.shape
@@ -99,9 +95,7 @@ class MoA(nn.Module):
         self.rotary.reserve(length, memory)
         rope = self.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
         embeddings = target.embed(token_ids.flatten())
-        hidden = self.sa(
-            embeddings, rope, masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask)
-        )
+        hidden = self.sa(embeddings, rope, masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask))
         queries = self.cross_queries(hidden, rope).unflatten(0, (batch, length))
         keys, values = self.cross_keys_values(memory, rope).view(batch, length, 2, -1, target_config.head_dim).unbind(2)
         attended = full_attention(queries, keys, values, ca_mask).flatten(0, 1)
@@ -111,7 +105,7 @@ class MoA(nn.Module):
         return DraftActivations(self._through_borrowed(target, predicted, activations, boundaries), predicted)
 
     def _through_borrowed(self, target: Llama, predicted: Tensor, activations: TargetActivations, boundaries: Tensor) -> Tensor:
-        """Run the target's last N layers over predicted inputs, with the true input at boundaries."""
+        """Run the target's last N layers over predicted inputs, with the true ones at boundaries."""
         if activations.layer_input is None:
             raise ValueError("the activations were encoded without layer_input; pass layer_input=L-N to Llama.encode")
         batch, length, _ = predicted.shape

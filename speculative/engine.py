@@ -141,7 +141,8 @@ class Engine:
         roots = self._tensor([sequence.tokens[-1:] for sequence in batch])
         token_ids = torch.cat((roots, tree.tokens.to(roots)), dim=1)
         plan = verify_plan(self.cache, [sequence.num_computed for sequence in batch], tree)
-        return self.target.logits(self.target(token_ids.flatten(), plan, self.cache)).unflatten(0, token_ids.shape)
+        logits: Tensor = self.target.logits(self.target(token_ids.flatten(), plan, self.cache)).unflatten(0, token_ids.shape)
+        return logits
 
     def _accept(self, batch: list[Sequence], tree: DraftTree, logits: Tensor) -> list[Acceptance]:
         """The path that the target itself would have taken through each tree."""

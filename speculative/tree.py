@@ -36,9 +36,7 @@ class DraftTree:
     def from_chains(cls, chains: list[list[int]]) -> DraftTree:
         """One chain of tokens per sequence; some may be empty."""
         width = max((len(chain) for chain in chains), default=0)
-        tokens = torch.tensor([chain + [0] * (width - len(chain)) for chain in chains], dtype=torch.long).view(
-            len(chains), width
-        )
+        tokens = torch.tensor([chain + [0] * (width - len(chain)) for chain in chains], dtype=torch.long).view(len(chains), width)
         parents = torch.tensor([[j if j < len(chain) else 0 for j in range(width)] for chain in chains], dtype=torch.long)
         return cls(tokens, parents.view(len(chains), width), tuple(len(chain) for chain in chains))
 

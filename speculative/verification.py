@@ -24,9 +24,7 @@ def verify_tree(tokens: Sequence[int], parents: Sequence[int], choose: Callable[
     ``choose(row, depth)`` is the target's token after the node in ``row``, ``depth`` steps below the root. The walk goes to the
     child that carries that token; when there is none it is the bonus token. Every token returned is thus the target's own choice.
     """
-    children = {
-        (parent, token): row for row, (token, parent) in reversed(list(enumerate(zip(tokens, parents, strict=True), 1)))
-    }
+    children = {(parent, token): row for row, (token, parent) in reversed(list(enumerate(zip(tokens, parents, strict=True), 1)))}
     rows: list[int] = []
     chosen: list[int] = []
     row = 0

@@ -16,7 +16,24 @@ Schedule = Literal["constant", "cosine", "linear"]
 Precision = Literal["bfloat16", "float32"]
 
 LIMITS_AND_PLACES = frozenset(
-    ["out", "data", "valid", "epochs", "max_steps", "max_minutes", "threads", "compile", "log_every", "checkpoint_steps", "checkpoint_minutes", "valid_every", "valid_tokens", "resume", "cache", "target"]
+    [
+        "out",
+        "data",
+        "valid",
+        "epochs",
+        "max_steps",
+        "max_minutes",
+        "threads",
+        "compile",
+        "log_every",
+        "checkpoint_steps",
+        "checkpoint_minutes",
+        "valid_every",
+        "valid_tokens",
+        "resume",
+        "cache",
+        "target",
+    ]
 )
 """Settings that a resumed run may change: they do not alter what a step computes."""
 
@@ -85,7 +102,23 @@ class TrainConfig:
         """Refuse what cannot be meant."""
         if self.epochs is None and self.max_steps is None and self.max_minutes is None:
             raise ConfigError("say when to stop: --epochs, --max-steps or --max-minutes")
-        for name in ["lr", "batch_tokens", "accumulate", "max_length", "min_interval", "log_every", "checkpoint_minutes", "valid_every", "valid_tokens", "clip", "epochs", "max_steps", "max_minutes", "checkpoint_steps", "threads"]:
+        for name in [
+            "lr",
+            "batch_tokens",
+            "accumulate",
+            "max_length",
+            "min_interval",
+            "log_every",
+            "checkpoint_minutes",
+            "valid_every",
+            "valid_tokens",
+            "clip",
+            "epochs",
+            "max_steps",
+            "max_minutes",
+            "checkpoint_steps",
+            "threads",
+        ]:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be above 0, not {value}")

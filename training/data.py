@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,8 +32,8 @@ class Example:
     """One conversation and where it stands, for messages: ``source`` is ``file:line`` or ``dataset row``."""
 
     source: str
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ def render(example: Example, tokenizer: PreTrainedTokenizerBase) -> tuple[str, l
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, example: Example, count: int, *, prompt: bool) -> str:
     text = tokenizer.apply_chat_template(
-        list(example.messages[:count]),
-        tools=list(example.tools) if example.tools else None,
+        example.messages[:count],
+        tools=[*example.tools] if example.tools else None,
         add_generation_prompt=prompt,
         tokenize=False,
     )
@@ -171,7 +171,8 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, example: Example, count: int, 
 def _inside(starts: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
     """Which tokens, by their first character, lie in one of the ascending, disjoint spans."""
     edges = np.array(spans, dtype=np.int64).reshape(-1)
-    return np.searchsorted(edges, starts, side="right") % 2 == 1
+    inside: npt.NDArray[np.bool_] = np.searchsorted(edges, starts, side="right") % 2 == 1
+    return inside
 
 
 def _example(row: Any, source: str) -> Example:
@@ -187,7 +188,7 @@ def _example(row: Any, source: str) -> Example:
             raise DataError(f"{source}: messages[{index}].content must be text or null")
     if tools is not None and not isinstance(tools, list):
         raise DataError(f'{source}: "tools" must be a list')
-    return Example(source, messages, tools)
+    return Example(source, messages, tools or None)
 
 
 def _read_hub(name: str) -> tuple[str, Iterator[Example]]:

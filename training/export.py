@@ -45,9 +45,7 @@ def _processor() -> str:
     if torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
     try:
-        names = [
-            line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-        ]
+        names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     except OSError:
         names = []
     return f"{len(names)} × {names[0]}" if names else platform.processor()

@@ -119,7 +119,8 @@ class DraftForward(nn.Module):
         attended = attend(_queries(moa.sa, own, own_rope), moa.self_keys_values(embeddings, rope), sa_mask)
         hidden = moa.sa.finish(own, attended)
         attended = attend(_queries(moa.ca, hidden, own_rope), moa.cross_keys_values(memory, rope), ca_mask)
-        return moa.ca.finish(hidden, attended)
+        out: Tensor = moa.ca.finish(hidden, attended)
+        return out
 
     def _through_borrowed(
         self, target: Llama, predicted: Tensor, truth: TargetActivations, boundaries: Tensor, rows: Tensor
@@ -152,9 +153,7 @@ def _attention_over_layers(layer: DecoderLayer, count: int) -> Attend:
         queries, keys, values = qkv.view(count, -1, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=2)
         length = queries.shape[1]
         # Heads are group-major: the queries of one KV head become rows of one product.
-        queries = (
-            queries.unflatten(2, (groups, kv_heads)).permute(0, 3, 2, 1, 4).reshape(count * kv_heads, groups * length, size)
-        )
+        queries = queries.unflatten(2, (groups, kv_heads)).permute(0, 3, 2, 1, 4).reshape(count * kv_heads, groups * length, size)
         keys = keys.permute(0, 2, 3, 1).reshape(count * kv_heads, size, length)
         values = values.transpose(1, 2).reshape(count * kv_heads, length, size)
         weights = torch.softmax(torch.bmm(queries * size**-0.5, keys), dim=-1)
@@ -167,6 +166,7 @@ def _attention_over_layers(layer: DecoderLayer, count: int) -> Attend:
 def _queries(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
     """Rows [R, E] -> a layer's rotated queries [R, h, d]."""
     bias = layer.qkv.bias[: layer.q_size] if layer.qkv.bias is not None else None
-    queries = F.linear(layer.input_norm(x), layer.qkv.weight[: layer.q_size], bias).unflatten(-1, (-1, layer.head_dim))
+    queries: Tensor = F.linear(layer.input_norm(x), layer.qkv.weight[: layer.q_size], bias)
+    queries = queries.unflatten(-1, (-1, layer.head_dim))
     rotate_(queries, rope)
     return queries

@@ -22,12 +22,12 @@ CHUNK_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class DraftLoss:
-    """Loss of a batch and its parts, scalars: ``total`` carries gradients, the others do not.
+    """Loss of a batch and its parts, scalars: ``loss`` carries gradients, the others do not.
 
     ``correct`` [R] tells for each row whether the drafter's best token is the target's; None unless asked for.
     """
 
-    total: Tensor
+    loss: Tensor
     kl: Tensor
     feature: Tensor
     predicted: Tensor | None
@@ -52,13 +52,13 @@ def draft_loss(
     """
     features, hidden = draft.feature, _rows(truth.hidden, rows)
     kl, correct = soft_cross_entropy(head, features, hidden, agreement=agreement)
-    feature = F.smooth_l1_loss(features.float(), hidden.float())
+    feature = _smooth_l1(features, hidden)
     predicted: Tensor | None = None
     smooth = feature
     if draft.predicted_input is not None:
         if truth.layer_input is None:
             raise ValueError("a drafter with borrowed layers needs activations encoded with layer_input")
-        predicted = F.smooth_l1_loss(draft.predicted_input.float(), _rows(truth.layer_input, rows).float())
+        predicted = _smooth_l1(draft.predicted_input, _rows(truth.layer_input, rows))
         smooth = (feature + predicted) / 2
     total = kl_weight * kl + feature_weight * smooth
     return DraftLoss(
@@ -107,6 +107,11 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, None, None, None]:
         (saved,) = ctx.saved_tensors
         return (None if saved is None else saved * (gradient / ctx.rows).to(saved.dtype)), None, None, None
+
+
+def _smooth_l1(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Mean over all elements, 0 when there are none."""
+    return F.smooth_l1_loss(ours.float(), theirs.float(), reduction="sum") / max(ours.numel(), 1)
 
 
 def _rows(x: Tensor, rows: Tensor) -> Tensor:

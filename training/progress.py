@@ -9,12 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from training.losses import DraftLoss
 
 SHOWN_DEPTHS = (0, 1, 3)
+
+CHAIN = 6
+"""Drafted tokens a chain has when the acceptance length is estimated."""
+
+PARTS = ("loss", "kl", "feature", "predicted")
+"""Parts of a DraftLoss that are averaged and reported."""
 
 
 class Meter:
@@ -23,34 +30,68 @@ class Meter:
     def __init__(self, depths: int) -> None:
         self.right = torch.zeros(depths, dtype=torch.float64)
         self.asked = torch.zeros(depths, dtype=torch.float64)
-        self.sums: dict[str, float] = {}
-        self.rows = 0
+        self.tried = torch.zeros(depths, dtype=torch.float64)
+        self.survived = torch.zeros(depths, dtype=torch.float64)
+        self.sums = torch.zeros(len(PARTS), dtype=torch.float64)
+        self.rows = torch.zeros((), dtype=torch.float64)
 
     def add(self, loss: DraftLoss, depths: Tensor) -> None:
         """Count a batch; ``depths`` [R] are its rows' draft depths."""
-        parts = {"loss": loss.total, "kl": loss.kl, "feature": loss.feature, "predicted": loss.predicted}
-        for name, value in parts.items():
+        for index, name in enumerate(PARTS):
+            value: Tensor | None = getattr(loss, name)
             if value is not None:
-                self.sums[name] = self.sums.get(name, 0.0) + float(value.detach()) * len(depths)
+                self.sums[index] += float(value.detach()) * len(depths)
         self.rows += len(depths)
         if loss.correct is not None:
-            size = len(self.asked)
-            where = depths.clamp(max=size - 1)
-            self.asked += torch.bincount(where, minlength=size).double().cpu()
-            self.right += torch.bincount(where, weights=loss.correct.double(), minlength=size).cpu()
+            depths, correct = depths.cpu(), loss.correct.cpu()
+            alive = unbroken(correct, depths)
+            self.asked += _by_depth(depths, len(self.asked))
+            self.right += _by_depth(depths[correct], len(self.asked))
+            self.tried += _by_depth(depths[alive], len(self.asked))
+            self.survived += _by_depth(depths[alive & correct], len(self.asked))
+
+    def gathered(self, accelerator: Accelerator) -> Meter:
+        """The counts of all processes together; every process must ask."""
+        if accelerator.num_processes == 1:
+            return self
+        total = Meter(len(self.asked))
+        for name in ("right", "asked", "tried", "survived", "sums", "rows"):
+            setattr(total, name, accelerator.reduce(getattr(self, name).to(accelerator.device)).cpu())
+        return total
 
     @property
     def accuracy(self) -> list[float]:
         """Share of rows in which drafter and target agree, by draft depth; as deep as there were rows."""
         seen = int((self.asked > 0).sum())
-        return [
-            round(float(right / max(asked, 1.0)), 5) for right, asked in zip(self.right[:seen], self.asked[:seen], strict=True)
-        ]
+        return [round(float(right / max(asked, 1.0)), 5) for right, asked in zip(self.right[:seen], self.asked[:seen], strict=True)]
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens gained per target pass by greedy chains of CHAIN drafted tokens, the bonus token included.
+
+        Each depth's chance to hold, given that the shallower ones did, is measured along the text that was given; on text that
+        the target did not write this is an estimate, mostly a low one.
+        """
+        holds = (self.survived / self.tried.clamp(min=1.0))[:CHAIN]
+        return round(1.0 + float(holds.cumprod(0).sum()), 4)
 
     def summary(self) -> dict[str, Any]:
         """Losses and accuracy by depth as plain values."""
-        means: dict[str, Any] = {name: round(value / max(self.rows, 1), 5) for name, value in self.sums.items()}
-        return {**means, "accuracy": self.accuracy}
+        rows = max(float(self.rows), 1.0)
+        # Only drafters with borrowed layers predict an input.
+        means: dict[str, Any] = {name: round(float(x) / rows, 5) for name, x in zip(PARTS, self.sums, strict=True) if x}
+        return {**means, "acceptance_length": self.acceptance_length, "accuracy": self.accuracy}
+
+
+def unbroken(correct: Tensor, depths: Tensor) -> Tensor:
+    """Rows [R] up to which every shallower proposal since the last boundary was right; rows are in order of position."""
+    failures = (~correct).long().cumsum(0) - (~correct).long()
+    starts = torch.where(depths == 0, torch.arange(len(depths)), 0).cummax(0).values if len(depths) else depths
+    return failures == failures.index_select(0, starts)
+
+
+def _by_depth(depths: Tensor, size: int) -> Tensor:
+    return torch.bincount(depths.clamp(max=size - 1), minlength=size).double()
 
 
 class Reporter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,13 +37,12 @@ def prepare(config: TrainConfig) -> Trainer:
     """Load target and data, build or restore the drafter; nothing is trained yet."""
     if not config.resume and (config.out / "checkpoints").exists() and any((config.out / "checkpoints").iterdir()):
         raise ConfigError(f"{config.out} holds checkpoints of an earlier run: add --resume to go on, or choose another --out")
+    # Norms keep float32 weights under autocast, on purpose.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    accelerator = Accelerator(
-        cpu=config.device == "cpu",
-        mixed_precision="bf16" if config.dtype == "bfloat16" else "no",
-        step_scheduler_with_optimizer=False,
-    )
+    # Autocast is the trainer's own: accelerate's setting is global and could not be changed by a second run in this process.
+    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
     target, tokenizer = load_target(config.target, dtype=config.torch_dtype, device=accelerator.device)
     if tokenizer is None:
         raise DataError(f"{config.target} has no tokenizer")
@@ -52,9 +52,7 @@ def prepare(config: TrainConfig) -> Trainer:
         )
     with accelerator.main_process_first():
         corpus = load_corpus(config.data, tokenizer, config.cache, progress=accelerator.is_main_process)
-        valid = (
-            load_corpus(config.valid, tokenizer, config.cache, progress=accelerator.is_main_process) if config.valid else None
-        )
+        valid = load_corpus(config.valid, tokenizer, config.cache, progress=accelerator.is_main_process) if config.valid else None
     set_seed(config.seed)
     if config.init_from is not None:
         drafter = load_drafter(config.init_from, target.config, dtype=torch.float32, device=accelerator.device)

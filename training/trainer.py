@@ -59,9 +59,7 @@ class Trainer:
 
     # ---- one pass ------------------------------------------------------------------------------------------------------------
 
-    def forward(
-        self, batch: Batch, generator: torch.Generator, staircase: float, *, agreement: bool
-    ) -> tuple[DraftLoss, Tensor]:
+    def forward(self, batch: Batch, generator: torch.Generator, staircase: float, *, agreement: bool) -> tuple[DraftLoss, Tensor]:
         """Loss of a batch and the draft depth of each row that counts [R]; masks are drawn from ``generator``."""
         config = self.config
         count = len(batch.token_ids)
@@ -74,7 +72,7 @@ class Trainer:
         depths = masks.draft_depths(boundaries).flatten().index_select(0, rows)
         inferred = self.moa.config.target_layer_inference
         truth = self.target.encode(batch.token_ids, layer_input=self.target.config.num_layers - inferred if inferred else None)
-        with self.accelerator.autocast():
+        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
             draft = self.drafter(
                 self.target,
                 batch.token_ids,
@@ -102,51 +100,47 @@ class Trainer:
 
         Raises TrainingInterrupted once the state is saved when SIGINT or SIGTERM arrives.
         """
-        config, accelerator = self.config, self.accelerator
+        config, accelerator, position = self.config, self.accelerator, self.position
         config.out.mkdir(parents=True, exist_ok=True)
+        self.started = time.monotonic() - position.seconds
         reporter = Reporter(config.out / "log.jsonl", active=accelerator.is_main_process, done=self.progress())
-        self.started = time.monotonic() - self.position.seconds
-        saved_at = time.monotonic()
-        validated: dict[str, Any] = {}
-        meter, window_start, window_tokens = Meter(config.max_interval), time.monotonic(), 0
+        saved_at = window_start = position.seconds
+        window_tokens, meter, validated_at = 0, Meter(config.max_interval), -1
+        figures: dict[str, Any] = {}
         with self._signals():
             try:
                 while (done := self.progress()) < 1.0:
-                    logging = (self.position.step + 1) % config.log_every == 0
-                    figures = self._step(done, meter, agreement=logging)
-                    window_tokens += figures["batch_tokens"]
-                    step = self.position.step
+                    logging = (position.step + 1) % config.log_every == 0
+                    line = self._step(done, meter, agreement=logging)
+                    window_tokens += line.pop("batch_tokens")
+                    stop = self._agree()
                     if logging:
-                        now = time.monotonic()
-                        speed = window_tokens / max(now - window_start, 1e-9)
-                        line = {**self._where(), "lr": figures["lr"], "norm": figures["norm"], **meter.summary()}
-                        line["tokens_per_second"] = round(speed, 1)
+                        speed = window_tokens / max(position.seconds - window_start, 1e-9)
+                        line = {**self._where(), **line, "tokens_per_second": round(speed, 1)}
+                        line |= meter.gathered(accelerator).summary()
                         reporter.write("train", line)
-                        elapsed = max(self.elapsed(), 1e-9)
-                        done = max(self.progress(), 1e-9)
-                        reporter.step(min(done, 1.0), line, elapsed / done - elapsed, speed)
-                        meter, window_start, window_tokens = Meter(config.max_interval), now, 0
-                    if self.valid_batches and step % config.valid_every == 0:
-                        validated = self.validate()
-                        reporter.write("valid", {**self._where(), **validated})
-                        reporter.say(describe(step, validated))
-                        window_start += validated["seconds"]
-                    due = config.checkpoint_steps is not None and step % config.checkpoint_steps == 0
-                    if due or time.monotonic() - saved_at > 60 * config.checkpoint_minutes or self.stop_signal is not None:
+                        done = min(max(self.progress(), 1e-9), 1.0)
+                        reporter.step(done, line, position.seconds / done - position.seconds, speed)
+                        window_start, window_tokens, meter = position.seconds, 0, Meter(config.max_interval)
+                    if self.valid_batches and position.step % config.valid_every == 0:
+                        figures, validated_at = self._report_validation(reporter), position.step
+                        self._agree()
+                        window_start += figures["seconds"]
+                    due = config.checkpoint_steps is not None and position.step % config.checkpoint_steps == 0
+                    if due or position.seconds - saved_at > 60 * config.checkpoint_minutes or stop:
                         self.save()
-                        saved_at = time.monotonic()
-                    if self.stop_signal is not None:
+                        saved_at = position.seconds
+                    if stop:
                         raise TrainingInterrupted(
-                            f"stopped by {signal.Signals(self.stop_signal).name} at step {step}; the state is saved, go on with --resume"
+                            f"stopped by {signal.Signals(stop).name} at step {position.step}; "
+                            "the state is saved, go on with --resume"
                         )
                 self.save()
-                if self.valid_batches:
-                    validated = self.validate()
-                    reporter.write("valid", {**self._where(), **validated})
-                    reporter.say(describe(self.position.step, validated))
+                if self.valid_batches and validated_at != position.step:
+                    figures = self._report_validation(reporter)
             finally:
                 reporter.close()
-        return validated
+        return figures
 
     def _step(self, done: float, meter: Meter, *, agreement: bool) -> dict[str, Any]:
         """One update on ``accumulate`` batches a process."""
@@ -157,8 +151,7 @@ class Trainer:
             group["lr"] = rate
         generator = torch.Generator().manual_seed(
             int(
-                np.random.SeedSequence((config.seed, position.step, accelerator.process_index)).generate_state(1, np.uint64)[0]
-                >> 1
+                np.random.SeedSequence((config.seed, position.step, accelerator.process_index)).generate_state(1, np.uint64)[0] >> 1
             )
         )
         staircase = masks.staircase_probability(done, config.staircase_until)
@@ -169,7 +162,7 @@ class Trainer:
             last = part == config.accumulate - 1
             with accelerator.no_sync(self.drafter) if not last else _nothing():
                 loss, depths = self.forward(batch, generator, staircase, agreement=agreement)
-                accelerator.backward(loss.total / config.accumulate)
+                accelerator.backward(loss.loss / config.accumulate)
             meter.add(loss, depths)
         norm = accelerator.clip_grad_norm_(self.drafter.parameters(), config.clip)
         self.optimizer.step()
@@ -221,21 +214,30 @@ class Trainer:
         """Losses, accuracy by draft depth and the acceptance length they imply, on the held-out batches, no staircase."""
         start = time.monotonic()
         self.drafter.eval()
+        accelerator = self.accelerator
         meter = Meter(self.config.max_interval)
-        for number, batch in enumerate(self.valid_batches):
+        for number in range(accelerator.process_index, len(self.valid_batches), accelerator.num_processes):
             generator = torch.Generator().manual_seed(number)
-            loss, depths = self.forward(batch.to(self.accelerator.device), generator, 0.0, agreement=True)
+            loss, depths = self.forward(self.valid_batches[number].to(accelerator.device), generator, 0.0, agreement=True)
             meter.add(loss, depths)
-        return {**meter.summary(), "seconds": round(time.monotonic() - start, 2)}
+        return {**meter.gathered(accelerator).summary(), "seconds": round(time.monotonic() - start, 2)}
+
+    def _report_validation(self, reporter: Reporter) -> dict[str, Any]:
+        figures = self.validate()
+        reporter.write("valid", {**self._where(), **figures})
+        reporter.say(describe(self.position.step, figures))
+        return figures
 
     # ---- how far, and keeping it ---------------------------------------------------------------------------------------------
 
-    def elapsed(self) -> float:
-        """Seconds of training so far, earlier runs included; the longest of any process, so that all agree."""
-        seconds = time.monotonic() - self.started
+    def _agree(self) -> int:
+        """Bring all processes to the same time and signal (0: none), so that they save and stop at the same step."""
+        seconds, stop = time.monotonic() - self.started, self.stop_signal or 0
         if self.accelerator.num_processes > 1:
-            seconds = float(self.accelerator.gather(torch.tensor([seconds], device=self.accelerator.device)).max())
-        return seconds
+            both = self.accelerator.gather(torch.tensor([[seconds, stop]], dtype=torch.float64, device=self.accelerator.device))
+            seconds, stop = float(both[:, 0].max()), int(both[:, 1].max())
+        self.position.seconds = seconds
+        return stop
 
     def progress(self) -> float:
         """Share of the run that is done, by whichever limit is nearest; 1 or more when it is over."""
@@ -244,19 +246,18 @@ class Trainer:
         if config.max_steps is not None:
             done.append(position.step / config.max_steps)
         if config.max_minutes is not None:
-            done.append((self.elapsed() if position.step else 0.0) / (60 * config.max_minutes))
+            done.append(position.seconds / (60 * config.max_minutes))
         if config.epochs is not None:
             done.append((position.epoch + position.batch / len(self._plan(position.epoch))) / config.epochs)
         return max(done)
 
     def _where(self) -> dict[str, Any]:
         position = self.position
-        return {"step": position.step, "epoch": position.epoch, "tokens": position.tokens, "elapsed": round(self.elapsed(), 1)}
+        return {"step": position.step, "epoch": position.epoch, "tokens": position.tokens, "elapsed": round(position.seconds, 1)}
 
     def save(self) -> None:
         """Write a checkpoint, and the drafter as it is now in the published layout."""
         self.accelerator.wait_for_everyone()
-        self.position.seconds = self.elapsed()
         if not self.accelerator.is_main_process:
             return
         state = {
@@ -319,4 +320,7 @@ def rate_factor(schedule: str, step: int, warmup: int, progress: float) -> float
 def describe(step: int, figures: dict[str, Any]) -> str:
     """A validation as one line."""
     accuracy = " ".join(f"{share:.3f}" for share in cast("list[float]", figures["accuracy"])[:8])
-    return f"step {step}: validation loss {figures['loss']:.4f}, kl {figures['kl']:.4f}, accuracy by depth {accuracy}"
+    return (
+        f"step {step}: validation loss {figures['loss']:.4f}, kl {figures['kl']:.4f}, τ {figures['acceptance_length']:.2f}, "
+        f"accuracy by depth {accuracy}"
+    )

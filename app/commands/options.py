@@ -37,9 +37,7 @@ MaxNumSeqs = Annotated[
 ]
 PrefillChunk = Annotated[
     int | None,
-    typer.Option(
-        help="Prompt tokens run per step; fewer keep running streams smoother. (default: 512)", rich_help_panel=ENGINE
-    ),
+    typer.Option(help="Prompt tokens run per step; fewer keep running streams smoother. (default: 512)", rich_help_panel=ENGINE),
 ]
 NumThreads = Annotated[int | None, typer.Option(help="CPU threads. (default: PyTorch's choice)", rich_help_panel=ENGINE)]
 Drafter = Annotated[
@@ -50,9 +48,7 @@ Drafter = Annotated[
     ),
 ]
 DraftDepth = Annotated[int | None, typer.Option(help="Tokens drafted ahead. (default: 5)", rich_help_panel=SPECULATION)]
-DraftBreadth = Annotated[
-    int | None, typer.Option(help="Candidates kept at each depth. (default: 4)", rich_help_panel=SPECULATION)
-]
+DraftBreadth = Annotated[int | None, typer.Option(help="Candidates kept at each depth. (default: 4)", rich_help_panel=SPECULATION)]
 DraftNodes = Annotated[
     int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 16)", rich_help_panel=SPECULATION)
 ]

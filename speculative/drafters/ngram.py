@@ -58,7 +58,7 @@ class _NgramIndex:
                     self._ends[tuple(tokens[end - order : end])] = end
         self._indexed = max(self._indexed, len(tokens))
         for order in self._orders:
-            end = self._ends.get(tuple(tokens[-order:])) if len(tokens) >= order else None
-            if end is not None:
-                return tokens[end : end + length]
+            found = self._ends.get(tuple(tokens[-order:])) if len(tokens) >= order else None
+            if found is not None:
+                return tokens[found : found + length]
         return []

@@ -79,9 +79,7 @@ async def test_the_models_sampling_defaults_yield_to_the_request(client: httpx.A
     assert (second.seed, second.stop, second.speculative) == (-4, ("x",), False)
 
 
-@pytest.mark.parametrize(
-    "limits", [{"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}]
-)
+@pytest.mark.parametrize("limits", [{"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}])
 async def test_both_names_of_the_limit(client: httpx.AsyncClient, engine: FakeEngine, limits: dict[str, int]) -> None:
     await client.post(CHAT, json=chat_body(**limits))
     assert engine.requests[0].params.max_tokens == 5

@@ -227,9 +227,7 @@ async def test_an_engine_that_fails(
 
 
 @pytest.mark.parametrize(("finish", "status"), [("error", 500), ("abort", 503)])
-async def test_a_request_that_the_engine_gives_up(
-    client: httpx.AsyncClient, engine: FakeEngine, finish: str, status: int
-) -> None:
+async def test_a_request_that_the_engine_gives_up(client: httpx.AsyncClient, engine: FakeEngine, finish: str, status: int) -> None:
     engine.finish = finish
     code = {500: "internal_error", 503: "service_unavailable"}[status]
     assert_error(await client.post(CHAT, json=chat_body()), status, None, code)

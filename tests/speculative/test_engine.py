@@ -32,8 +32,7 @@ SAMPLING = [
 def mixed_requests(**extra: object) -> list[Request]:
     """Different prompts, lengths and sampling settings side by side."""
     return [
-        request(str(i), prompt, max_tokens=20 + 3 * i, seed=40 + i, **{**SAMPLING[i], **extra})
-        for i, prompt in enumerate(PROMPTS)
+        request(str(i), prompt, max_tokens=20 + 3 * i, seed=40 + i, **{**SAMPLING[i], **extra}) for i, prompt in enumerate(PROMPTS)
     ]
 
 
@@ -73,8 +72,7 @@ def test_greedy_output_is_that_of_transformers(make_engine) -> None:
     for prompt in PROMPTS:
         expected = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)
         assert (
-            tokens(run(engine, [request("r", prompt, max_tokens=40, temperature=0.0)]))["r"]
-            == expected[0, len(prompt) :].tolist()
+            tokens(run(engine, [request("r", prompt, max_tokens=40, temperature=0.0)]))["r"] == expected[0, len(prompt) :].tolist()
         )
 
 

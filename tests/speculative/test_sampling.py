@@ -76,9 +76,7 @@ def test_noise_of_a_token_does_not_depend_on_the_tensor_it_is_asked_in() -> None
 
 def test_noise_differs_between_seeds_positions_and_tokens() -> None:
     ids = torch.arange(2000)
-    streams = [
-        gumbel_noise(torch.tensor(noise_key(seed, position)), ids) for seed in (0, 1, -1, 2**63) for position in (0, 1, 500)
-    ]
+    streams = [gumbel_noise(torch.tensor(noise_key(seed, position)), ids) for seed in (0, 1, -1, 2**63) for position in (0, 1, 500)]
     correlations = np.corrcoef(torch.stack(streams).numpy())
     assert np.abs(correlations - np.eye(len(streams))).max() < 0.1
 

@@ -1,0 +1,68 @@
+"""A real server process with the bundled pair."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+
+@dataclass
+class Server:
+    """A running `moaserve serve`."""
+
+    process: subprocess.Popen[str]
+    base_url: str
+    log: list[str]
+
+    @property
+    def root_url(self) -> str:
+        return self.base_url.removesuffix("/v1")
+
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels other than the model's."""
+        text = httpx.get(f"{self.root_url}/metrics").text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"{name}(\{{|\s)", line))
+
+
+def start_server(*options: str) -> Server:
+    """Start a server on a free port and wait until it says that it is ready."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "serve", "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    log: list[str] = []
+    for line in process.stdout:
+        log.append(line)
+        ready = re.search(r"ready at (http://\S+/v1)", line)
+        if ready:
+            # Keep reading: a full pipe would stop the server.
+            threading.Thread(target=lambda: log.extend(process.stdout or ()), daemon=True).start()
+            return Server(process, ready.group(1), log)
+    raise AssertionError("the server did not start:\n" + "".join(log))
+
+
+def stop_server(server: Server) -> int:
+    """SIGTERM, and its exit code."""
+    server.process.terminate()
+    return server.process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The bundled pair in float32, for comparisons that must be exact."""
+    server = start_server("--dtype", "float32")
+    yield server
+    stop_server(server)

@@ -1,0 +1,135 @@
+"""A server process as its users meet it: curl, the OpenAI SDK, clients that leave, and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import httpx
+import openai
+import pytest
+
+from tests.integration.conftest import Server, start_server, stop_server
+
+pytestmark = pytest.mark.integration
+
+MESSAGES = [{"role": "user", "content": "I would like a table for two in San Jose."}]
+
+
+def until(condition, timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+
+
+def test_openai_sdk_streams_and_does_not(server: Server) -> None:
+    client = openai.OpenAI(base_url=server.base_url, api_key="none")
+    model = client.models.list().data[0].id
+    whole = client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=40)
+    stream = client.chat.completions.create(
+        model=model, messages=MESSAGES, temperature=0, max_tokens=40, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert text
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage.completion_tokens <= 40
+    speculation = whole.model_extra["metrics"]["speculative_decoding"]
+    assert speculation["num_draft_tokens"] > 0
+    assert speculation["mean_acceptance_length"] > 1
+
+
+def test_text_completions_of_several_prompts_and_choices(server: Server) -> None:
+    client = openai.OpenAI(base_url=server.base_url, api_key="none")
+    answer = client.completions.create(
+        model="concierge", prompt=["def add(a, b):", "Hello"], n=2, temperature=1, seed=5, max_tokens=12
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.choices[0].text != answer.choices[1].text
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_sees_well_formed_events(server: Server) -> None:
+    body = {"messages": MESSAGES, "stream": True, "max_tokens": 20, "temperature": 0}
+    raw = subprocess.run(
+        ["curl", "-sN", f"{server.base_url}/chat/completions", "-H", "Content-Type: application/json", "-d", json.dumps(body)],
+        capture_output=True,
+        check=True,
+    ).stdout
+    events = raw.decode().split("\n\n")
+    assert events[-1] == "" and events[-2] == "data: [DONE]"
+    deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-2]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot(server: Server, stream: bool) -> None:
+    body = {"prompt": "Hello", "max_tokens": 1900, "temperature": 1, "stream": stream}
+    with httpx.Client(base_url=server.base_url) as client:
+        if stream:
+            with client.stream("POST", "/completions", json=body) as response:
+                next(response.iter_lines())
+                assert server.metric("moaserve_num_requests_running") == 1
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/completions", json=body, timeout=0.5)
+    until(lambda: server.metric("moaserve_num_requests_running") == 0)
+
+
+def error_of(response: httpx.Response) -> dict:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def test_bad_requests_get_openai_errors_and_the_server_goes_on(server: Server) -> None:
+    with httpx.Client(base_url=server.base_url, timeout=30) as client:
+        url = "/chat/completions"
+        malformed = client.post(url, content=b'{"messages": [', headers={"Content-Type": "application/json"})
+        assert malformed.status_code == 400
+        error_of(malformed)
+        wrong_type = client.post(url, json={"messages": MESSAGES, "temperature": "hot"})
+        assert (wrong_type.status_code, error_of(wrong_type)["param"]) == (400, "temperature")
+        unknown_model = client.post(url, json={"model": "gpt-99", "messages": MESSAGES})
+        assert (unknown_model.status_code, error_of(unknown_model)["code"]) == (404, "model_not_found")
+        unknown_role = client.post(url, json={"messages": [{"role": "wizard", "content": "hi"}]})
+        assert unknown_role.status_code == 400
+        error_of(unknown_role)
+        long = client.post(url, json={"messages": [{"role": "user", "content": "word " * 4000}]})
+        assert (long.status_code, error_of(long)["code"]) == (400, "context_length_exceeded")
+        streamed = client.post("/completions", json={"prompt": [1] * 5000, "stream": True})
+        assert (streamed.status_code, error_of(streamed)["code"]) == (400, "context_length_exceeded")
+        assert client.post(url, json={"messages": MESSAGES, "max_tokens": 3}).status_code == 200
+
+
+def test_alive_ready_and_metrics(server: Server) -> None:
+    assert httpx.get(f"{server.root_url}/health").status_code == 200
+    assert httpx.get(f"{server.root_url}/ready").status_code == 200
+    before = server.metric("moaserve_generation_tokens_total")
+    usage = httpx.post(f"{server.base_url}/completions", json={"prompt": "Hi", "max_tokens": 7}, timeout=30).json()["usage"]
+    assert server.metric("moaserve_generation_tokens_total") - before == usage["completion_tokens"]
+
+
+def test_terminal_chat_talks_to_the_server(server: Server) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "app.cli", "chat", "--url", server.base_url],
+        input="Hello!\n/quit\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "tokens/s" in run.stdout + run.stderr
+
+
+def test_a_bfloat16_server_starts_serves_and_stops() -> None:
+    server = start_server("--dtype", "bfloat16", "--max-num-seqs", "2", "--draft-depth", "3", "--draft-nodes", "6")
+    try:
+        answer = httpx.post(f"{server.base_url}/chat/completions", json={"messages": MESSAGES, "max_tokens": 16}, timeout=60)
+        assert answer.status_code == 200
+    finally:
+        assert stop_server(server) == 0

@@ -1,0 +1,41 @@
+"""`moaserve train` as a user meets it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from training.command import app
+
+
+def test_help_teaches_the_options_and_the_papers_values(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = CliRunner().invoke(app, ["--help"]).stdout
+    options = """
+        target data out lsa-kv-heads lsa-mlp sa-kv-heads sa-mlp ca-kv-heads ca-mlp layers-inferred kl-weight feature-weight
+        min-interval max-interval staircase-until lr warmup schedule batch-tokens max-length dtype seed threads resume epochs
+        max-steps max-minutes
+    """
+    assert [name for name in options.split() if f"--{name}" not in text] == []
+    assert text.count("paper") >= 15
+
+
+def test_the_command_trains_and_reports_mistakes_in_a_line(
+    target_folder: Path, tmp_path: Path, write_chats: Callable[[Path, int], Path]
+):
+    data, out = write_chats(tmp_path / "train.jsonl", 10), tmp_path / "out"
+    options = f"--target {target_folder} --data {data} --out {out} --cache {tmp_path / 'cache'} --max-length 128 --batch-tokens 256"
+    options += " --dtype float32 --device cpu --sa-mlp 48"
+    done = CliRunner().invoke(app, [*options.split(), "--max-steps", "2"])
+    assert done.exit_code == 0, done.output
+    assert json.loads((out / "config.json").read_text())["self_attention_intermediate_size"] == 48
+    again = CliRunner().invoke(app, [*options.split(), "--max-steps", "2"])
+    assert again.exit_code == 2
+    assert "add --resume" in again.output
+    (tmp_path / "bad.jsonl").write_text("{")
+    misled = options.replace(str(data), str(tmp_path / "bad.jsonl")).replace(str(out), str(tmp_path / "other"))
+    bad = CliRunner().invoke(app, [*misled.split(), "--max-steps", "2"])
+    assert bad.exit_code == 2
+    assert "bad.jsonl:1: not JSON" in bad.output

@@ -1,0 +1,219 @@
+"""The loop: it learns, it stops when told, and a resumed run ends where an unbroken one does, to the bit."""
+
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.loader import load_drafter
+from training.checkpoints import Position, save_checkpoint
+from training.config import TrainConfig
+from training.errors import ConfigError, DataError, TrainingInterrupted
+from training.run import prepare, train
+from training.trainer import Trainer, rate_factor
+
+
+@pytest.fixture
+def config(target_folder: Path, tmp_path: Path, write_chats: Callable[[Path, int], Path]) -> TrainConfig:
+    return TrainConfig(
+        target=str(target_folder),
+        data=str(write_chats(tmp_path / "train.jsonl", 40)),
+        out=tmp_path / "out",
+        cache=tmp_path / "cache",
+        max_steps=8,
+        batch_tokens=256,
+        max_length=128,
+        lr=1e-3,
+        warmup=2,
+        dtype="float32",
+        device="cpu",
+        log_every=2,
+    )
+
+
+def changed(config: TrainConfig, **values: Any) -> TrainConfig:
+    return dataclasses.replace(config, **values)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The float32 master weights of the newest checkpoint."""
+    newest = max((folder / "checkpoints").glob("*.pt"))
+    state: dict[str, torch.Tensor] = torch.load(newest, weights_only=True)["model"]
+    return state
+
+
+def log(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines()) if line["kind"] == kind]
+
+
+@pytest.mark.parametrize(("inferred", "dtype"), [(0, "float32"), (1, "float32"), (0, "bfloat16")])
+def test_training_reduces_the_loss_and_learns_the_target(
+    config: TrainConfig, tmp_path: Path, write_chats: Callable[[Path, int], Path], inferred: int, dtype: Any
+):
+    valid = str(write_chats(tmp_path / "valid.jsonl", 12))
+    config = changed(config, max_steps=40, lr=5e-3, kl_weight=1.0, layers_inferred=inferred, dtype=dtype)
+    config = changed(config, valid=valid, valid_every=20)
+    assert train(config) == config.out
+    losses = [line["loss"] for line in log(config.out, "train")]
+    assert len(losses) == 20
+    # The target's own entropy, some 4.8, is a floor.
+    assert losses[-1] < losses[0] - 0.3
+    checks = log(config.out, "valid")
+    assert [line["step"] for line in checks] == [20, 40]
+    assert checks[1]["loss"] < checks[0]["loss"]
+    assert ("predicted" in checks[0]) == (inferred > 0)
+    assert checks[1]["accuracy"][0] > 0.3
+    assert 1.4 < checks[1]["acceptance_length"] < 7
+    assert 8 <= len(checks[1]["accuracy"]) <= 13
+
+
+def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: TrainConfig):
+    config = changed(config, sa_mlp=80, lsa_kv_heads=4, max_steps=2)
+    train(config)
+    trainer = prepare(changed(config, resume=True))
+    published = load_drafter(config.out, trainer.target.config, dtype=torch.float32)
+    for (name, saved), (_, trained) in zip(published.named_parameters(), trainer.moa.named_parameters(), strict=True):
+        assert torch.equal(saved, trained.to(torch.bfloat16).float()), name
+    assert published.config.sa_intermediate_size == 80
+    assert {x.dtype for x in load_file(config.out / "model.safetensors").values()} == {torch.bfloat16}
+    recipe = json.loads((config.out / "training.json").read_text())
+    assert recipe["recipe"]["sa_mlp"] == 80
+    assert recipe["result"]["step"] == 2
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(config: TrainConfig, tmp_path: Path, accumulate: int):
+    config = changed(config, max_steps=14, schedule="cosine", accumulate=accumulate, epochs=9.0)
+    train(changed(config, out=tmp_path / "unbroken"))
+
+    class Stopped(Exception):
+        pass
+
+    broken = prepare(changed(config, checkpoint_steps=5))
+    step = broken._step
+
+    def fail_at_7(*arguments: Any, **options: Any) -> Any:
+        if broken.position.step == 7:
+            raise Stopped
+        return step(*arguments, **options)
+
+    broken._step = fail_at_7  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        broken.run()
+    resumed = prepare(changed(config, resume=True))
+    assert resumed.position.step == 5
+    resumed.run()
+    whole, pieced = weights(tmp_path / "unbroken"), weights(config.out)
+    assert all(torch.equal(whole[name], pieced[name]) for name in whole)
+    assert resumed.position.epoch > 0, "the run must cross an epoch for this to mean anything"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops_and_resuming_goes_on(config: TrainConfig, tmp_path: Path, number: int):
+    train(changed(config, out=tmp_path / "unbroken"))
+    trainer = prepare(config)
+    step = trainer._step
+
+    def signalled(*arguments: Any, **options: Any) -> Any:
+        if trainer.position.step == 2:
+            os.kill(os.getpid(), number)
+        return step(*arguments, **options)
+
+    trainer._step = signalled  # type: ignore[method-assign]
+    before = signal.getsignal(number)
+    with pytest.raises(TrainingInterrupted, match=r"at step 3; the state is saved"):
+        trainer.run()
+    assert signal.getsignal(number) == before
+    train(changed(config, resume=True))
+    whole, pieced = weights(tmp_path / "unbroken"), weights(config.out)
+    assert all(torch.equal(whole[name], pieced[name]) for name in whole)
+
+
+def test_two_checkpoints_are_kept_and_a_half_written_one_is_never_read(config: TrainConfig):
+    train(changed(config, checkpoint_steps=1, max_steps=4))
+    folder = config.out / "checkpoints"
+    assert [path.name for path in sorted(folder.iterdir())] == ["checkpoint-00000003.pt", "checkpoint-00000004.pt"]
+    (folder / "checkpoint-00000009.tmp").write_bytes(b"half")
+    assert prepare(changed(config, resume=True)).position.step == 4
+    (folder / "checkpoint-00000009.pt").write_bytes(b"not one of ours")
+    with pytest.raises(ConfigError, match=r"checkpoint-00000009\.pt is no checkpoint"):
+        prepare(changed(config, resume=True))
+
+
+def test_a_save_that_breaks_off_leaves_the_earlier_checkpoint(tmp_path: Path):
+    save_checkpoint(tmp_path, {"step": 1}, 1)
+    with pytest.raises(AttributeError):
+        save_checkpoint(tmp_path, {"step": lambda: 2}, 2)
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["checkpoint-00000001.pt"]
+
+
+def test_resuming_needs_the_same_recipe_and_data(config: TrainConfig, tmp_path: Path, write_chats: Callable[[Path, int], Path]):
+    with pytest.raises(ConfigError, match="no checkpoint"):
+        prepare(changed(config, resume=True))
+    train(changed(config, max_steps=2))
+    with pytest.raises(ConfigError, match="add --resume"):
+        prepare(config)
+    with pytest.raises(ConfigError, match=r"lr was 0\.001 and is now 0\.1"):
+        prepare(changed(config, resume=True, lr=0.1))
+    other = str(write_chats(tmp_path / "other.jsonl", 7))
+    with pytest.raises(ConfigError, match="is not what"):
+        prepare(changed(config, resume=True, data=other))
+    assert prepare(changed(config, resume=True, max_steps=99)).position.step == 2
+
+
+@pytest.mark.parametrize(
+    ("position", "limits", "progress"),
+    [
+        (Position(step=5), {"max_steps": 20}, 0.25),
+        (Position(step=5, seconds=90.0), {"max_steps": 20, "max_minutes": 2.0}, 0.75),
+        (Position(epoch=1), {"max_steps": None, "epochs": 2.0}, 0.5),
+    ],
+)
+def test_progress_is_that_of_the_nearest_limit(config: TrainConfig, position: Position, limits: dict[str, Any], progress: float):
+    trainer: Trainer = prepare(changed(config, **limits))
+    trainer.position = position
+    assert trainer.progress() == progress
+
+
+def test_epochs_and_minutes_end_a_run(config: TrainConfig):
+    trainer = prepare(changed(config, max_steps=None, epochs=1.0))
+    trainer.run()
+    assert (trainer.position.epoch, trainer.position.batch) == (0, len(trainer._plan(0)))
+    timed = prepare(changed(config, max_steps=None, max_minutes=0.01, out=config.out / "timed"))
+    timed.run()
+    assert 0.6 <= timed.position.seconds < 20
+
+
+def test_rates_warm_up_and_follow_their_schedule():
+    assert [rate_factor("constant", step, 4, 0.0) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert [rate_factor("linear", 99, 4, progress) for progress in (0.0, 0.25, 1.0)] == [1.0, 0.75, 0.0]
+    assert [round(rate_factor("cosine", 99, 0, progress), 9) for progress in (0.0, 0.5, 1.0)] == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"max_steps": None}, "say when to stop"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"min_interval": 8, "max_interval": 6}, "intervals need"),
+        ({"kl_weight": 0.0, "feature_weight": 0.0}, "nothing would be learnt"),
+        ({"kl_weight": -1.0}, "must not be negative"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(config: TrainConfig, values: dict[str, Any], complaint: str):
+    with pytest.raises(ConfigError, match=complaint):
+        changed(config, **values)
+
+
+def test_lengths_beyond_the_target_or_before_any_response_are_refused(config: TrainConfig):
+    with pytest.raises(ConfigError, match="beyond the target's 512 positions"):
+        prepare(changed(config, max_length=1024))
+    with pytest.raises(DataError, match="no response token within --max-length 4"):
+        prepare(changed(config, max_length=4))

@@ -1,0 +1,5 @@
+"""`python -m training`: the same as `moaserve train`."""
+
+from training.command import app
+
+app()
