@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from benchmarks.prompts import Prompt
 from speculative.engine import Engine
 from speculative.request import Request, RequestStats, SamplingParams
+
+_request_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ def decode(engine: Engine, prompt: Prompt, params: SamplingParams) -> Decoded:
     stats: RequestStats | None = None
     first = 0.0
     start = time.perf_counter()
-    engine.add(Request("bench", prompt.token_ids, params))
+    engine.add(Request(f"bench-{next(_request_numbers)}", prompt.token_ids, params))
     while engine.has_work:
         for output in engine.step():
             first = first or time.perf_counter()
@@ -62,5 +65,5 @@ def load_transformers(model: str, dtype: str, device: str) -> Any:
     from models.loader import BUNDLED, resolve
 
     folder = BUNDLED["target"] if model == "bundled" else resolve(model)
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
-    return loaded.eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    return loaded.to(device).eval()

@@ -33,16 +33,18 @@ class Linear(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def pack(self) -> None:
-        """Prepare for inference: bfloat16 weights on a CPU are reordered into oneDNN's blocked layout.
+        """Prepare for inference on a CPU.
 
-        Reordering once saves a copy of the weight per product (measured 1.3x to 2x for one to 32 rows with AMX).
+        bfloat16 weights are reordered into oneDNN's blocked layout, which saves a copy of the weight per product (1.3x to 2x for
+        one to 32 rows with AMX). float32 weights that widen are stored transposed, which MKL multiplies faster by a few rows.
         """
-        if (
-            self.weight.device.type == "cpu"
-            and self.weight.dtype == torch.bfloat16
-            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        ):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), 16)
+        if self.weight.device.type != "cpu":
+            return
+        weight = self.weight.detach()
+        if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+        elif weight.dtype == torch.float32 and weight.shape[0] >= weight.shape[1]:
+            self.weight.data = weight.t().contiguous().t()
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, in] -> [n, out]."""
@@ -59,18 +61,10 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
-        self._inverse_size = 1.0 / size
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., E] -> the same shape and type."""
-        if torch.is_grad_enabled() or x.device.type != "cpu":
-            fused: Tensor = F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-            return fused
-        # F.rms_norm is a chain of eight small operations on a CPU; these five take half the time.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = norm.square_().mul_(self._inverse_size).add_(self.eps).rsqrt_()
-        out = torch.empty_like(x)
-        torch.mul(x * scale, self.weight, out=out)
+        out: Tensor = F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
         return out
 
 

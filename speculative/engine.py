@@ -17,7 +17,7 @@ from speculative.drafters.base import Drafter, VerifiedTokens
 from speculative.errors import ContextLengthError, InvalidRequestError
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.request import Request, RequestOutput
-from speculative.sampling import choose
+from speculative.sampling import argmax, choose
 from speculative.scheduler import PrefillChunk, Scheduler
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
@@ -146,7 +146,7 @@ class Engine:
 
     def _accept(self, batch: list[Sequence], tree: DraftTree, logits: Tensor) -> list[Acceptance]:
         """The path that the target itself would have taken through each tree."""
-        greedy = logits.argmax(-1).tolist()
+        greedy = argmax(logits).tolist()
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
         accepted: list[Acceptance] = []
         for index, sequence in enumerate(batch):

@@ -10,14 +10,14 @@ from typing import Protocol
 class DraftShape:
     """Limits of the trees of one step: levels drafted, nodes kept per level, nodes verified.
 
-    Drafting stops early when even the likeliest path has a probability below ``min_path_probability``: what would hang from it is
-    rarely reached and costs a level all the same.
+    Drafting stops early once the drafter gives all paths it has kept, together, a probability below ``min_reach``: another level
+    costs the same however rarely it is reached.
     """
 
     depth: int
     breadth: int
     nodes: int
-    min_path_probability: float = 0.0
+    min_reach: float = 0.0
 
 
 class SpeculationPolicy(Protocol):

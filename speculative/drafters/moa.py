@@ -12,11 +12,12 @@ from torch import Tensor
 from models.attention import AttentionPlan, additive, cached_attention
 from models.kv_cache import KVCache
 from models.llama import Llama
+from models.loader import optimize_for_inference
 from models.moa import MoA
 from speculative.batch import borrowed_plan, span_of
 from speculative.drafters.base import VerifiedTokens
 from speculative.policy import DraftShape
-from speculative.sampling import gumbel_noise, noise_key
+from speculative.sampling import gumbel_noise, noise_key, top_tokens
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
@@ -31,14 +32,20 @@ class MoADrafter:
 
     def __init__(self, moa: MoA, target: Llama, num_slots: int, length: int, shape: DraftShape) -> None:
         self.moa, self.target = moa, target
+        if target.device.type == "cpu" and target.dtype == torch.bfloat16:
+            # LSA has a row per layer of every token: enough for bfloat16 products, and the target's cache is read as it is.
+            moa.lsa.to(torch.bfloat16)
+            moa.to_memory.to(torch.bfloat16)
+        optimize_for_inference(moa)
         self.borrowed = moa.config.target_layer_inference
         config = moa.config
         head_dim = config.target.head_dim
         scratch = 1 + shape.depth * shape.breadth
-        device, dtype = target.device, moa.dtype
+        self.dtype = moa.sa.qkv.weight.dtype
+        device, dtype = target.device, self.dtype
         self.sa_cache = KVCache(1, num_slots, scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
         self.ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
-        moa.rotary.reserve(length + scratch, moa.to_memory.weight)
+        moa.rotary.reserve(length + scratch, moa.sa.qkv.weight)
         self._sa_groups = config.target.num_heads // config.sa_num_kv_heads
         self._ca_groups = config.target.num_heads // config.ca_num_kv_heads
 
@@ -56,7 +63,7 @@ class MoADrafter:
         slots, positions = verified.slots, verified.positions
         rope = self.moa.rotary(positions)
         kv = target_cache.gather(slots * target_cache.rows_per_slot + target_cache.scratch + positions)
-        memory = self.moa.memory(kv.to(self.moa.dtype))
+        memory = self.moa.memory(kv.to(self.moa.dtype)).to(self.dtype)
         self.ca_cache.write(0, slots * self.ca_cache.rows_per_slot + positions, self.moa.cross_keys_values(memory, rope))
         rows = slots * self.sa_cache.rows_per_slot + self.sa_cache.scratch + positions
         self.sa_cache.write(0, rows, self.moa.self_keys_values(self._embed(verified.token_ids), rope))
@@ -69,7 +76,7 @@ class MoADrafter:
         return growth.tree()
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        return self.target.embed(token_ids).to(self.moa.dtype)
+        return self.target.embed(token_ids).to(self.dtype)
 
 
 class _Growth:
@@ -87,16 +94,16 @@ class _Growth:
         self.scores = torch.zeros(self.batch, 1, device=device)
         # Row numbers among all candidates of the tree: the root is 0, then level by level.
         self.numbers = torch.zeros(self.batch, 1, dtype=torch.long, device=device)
-        self.num_rows = 1
         self.drafted: list[tuple[Tensor, Tensor, Tensor]] = []
         cache = drafter.sa_cache
         self.span = cache.scratch + span_of(cache, self.longest)
         columns = torch.arange(self.span - cache.scratch, device=device)
-        self.prefix_mask = additive(columns < self.lengths.view(-1, 1, 1, 1), drafter.moa.dtype)
-        self.tree_mask = torch.full((self.batch, 1, 1, cache.scratch), float("-inf"), dtype=drafter.moa.dtype, device=device)
+        self.prefix_mask = additive(columns < self.lengths.view(-1, 1, 1, 1), drafter.dtype)
+        self.tree_mask = torch.full((self.batch, 1, 1, cache.scratch), float("-inf"), dtype=drafter.dtype, device=device)
         self.tree_mask[..., 0] = 0.0
         self.first_row = 0
-        self.slot_rows = torch.arange(self.batch, device=device).unsqueeze(1)
+        slots = torch.arange(self.batch, device=device).unsqueeze(1)
+        self.scratch_rows = slots * cache.rows_per_slot + torch.arange(cache.scratch, device=device)
 
     def expand(self) -> bool:
         """Draft one level from the frontier; True when another level should follow."""
@@ -112,7 +119,7 @@ class _Growth:
         if self.level >= self.shape.depth:
             return False
         best, index = scores.topk(min(self.shape.breadth, scores.shape[1]), dim=1)
-        if self.shape.min_path_probability > 0.0 and bool(best[:, 0].max().exp() < self.shape.min_path_probability):
+        if self.shape.min_reach > 0.0 and bool(best.exp().sum(dim=1).max() < self.shape.min_reach):
             return False
         self._grow_mask(index // log_probs.shape[-1])
         self.tokens, self.scores, self.numbers = tokens.gather(1, index), best, index + first_number
@@ -151,9 +158,8 @@ class _Growth:
         return target.logits(feature.to(target.dtype)).float()
 
     def _plan(self, positions: Tensor) -> AttentionPlan:
-        cache, width = self.drafter.sa_cache, self.tokens.shape[1]
-        rows = torch.arange(self.first_row, self.first_row + width, device=positions.device)
-        write = (self.slot_rows * cache.rows_per_slot + rows).flatten()
+        width = self.tokens.shape[1]
+        write = self.scratch_rows[:, self.first_row : self.first_row + width].flatten()
         mask = torch.cat((self.tree_mask, self.prefix_mask.expand(-1, -1, width, -1)), dim=-1)
         return AttentionPlan(0, self.batch, width, positions, write, 0, self.span, mask)
 
@@ -175,8 +181,7 @@ class _Growth:
         """Logits [B, w, V] -> log-probabilities and token ids of each node's best candidates, [B, w, breadth]."""
         breadth = self.shape.breadth
         if self.temperatures is None:
-            best, ids = top_tokens(logits, breadth)
-            return best - logits.logsumexp(-1, keepdim=True) - _DEPTH_PENALTY, ids
+            return top_tokens(logits.log_softmax(-1), breadth)
         best, ids = top_tokens(logits / self.temperatures.view(-1, 1, 1), _CANDIDATES)
         keys = [
             0 if sequence.request.params.greedy else noise_key(sequence.seed, sequence.num_computed + self.level + 1)
@@ -186,23 +191,22 @@ class _Growth:
         greedy = torch.tensor([sequence.request.params.greedy for sequence in self.sequences], device=logits.device)
         perturbed = (best + noise.masked_fill(greedy.view(-1, 1, 1), 0.0)).log_softmax(-1)
         log_probs, index = perturbed.topk(breadth, dim=-1)
-        return log_probs - _DEPTH_PENALTY, ids.gather(-1, index)
+        return log_probs, ids.gather(-1, index)
 
     def tree(self) -> DraftTree:
-        """The best nodes of all levels. A child never scores above its parent, so they form a tree."""
+        """The best nodes of all levels.
+
+        A child never scores above its parent, and of equals the stable sort takes the parent first, so they form a tree.
+        """
         scores = torch.cat([part[0] for part in self.drafted], dim=1)
         tokens = torch.cat([part[1] for part in self.drafted], dim=1)
         parents = torch.cat([part[2] for part in self.drafted], dim=1)
         count = min(self.shape.nodes, scores.shape[1])
-        index = scores.topk(count, dim=1).indices.sort(dim=1).values
+        index = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(dim=1).values
         rows = torch.zeros(self.batch, scores.shape[1] + 1, dtype=torch.long, device=scores.device)
         rows.scatter_(1, index + 1, torch.arange(1, count + 1, device=scores.device).expand(self.batch, -1))
         sizes = tuple(count if sequence.speculative else 0 for sequence in self.sequences)
         return DraftTree(tokens.gather(1, index), rows.gather(1, parents.gather(1, index)), sizes)
-
-
-_DEPTH_PENALTY = 1e-6
-"""Keeps a certain child (log-probability 0) strictly below its parent, so that ranking always keeps the parent too."""
 
 
 def _temperatures(sequences: list[Sequence], device: torch.device) -> Tensor | None:
@@ -211,23 +215,3 @@ def _temperatures(sequences: list[Sequence], device: torch.device) -> Tensor | N
     if all(sequence.request.params.greedy for sequence in sequences):
         return None
     return torch.tensor(values, device=device)
-
-
-_GROUP = 128
-
-
-def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest along the last dimension, best first: (values, indices).
-
-    On a CPU a top-k over a vocabulary costs as much as a decoder layer. The k best stand in the k groups with the largest
-    maxima, so two small searches find them.
-    """
-    vocabulary = logits.shape[-1]
-    if logits.device.type != "cpu" or vocabulary % _GROUP or vocabulary // _GROUP <= k:
-        values, ids = logits.topk(min(k, vocabulary), dim=-1)
-        return values, ids
-    groups = logits.unflatten(-1, (-1, _GROUP))
-    chosen = groups.amax(-1).topk(k, dim=-1).indices
-    pool = groups.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, _GROUP)).flatten(-2)
-    values, place = pool.topk(k, dim=-1)
-    return values, chosen.gather(-1, place // _GROUP) * _GROUP + place % _GROUP

@@ -21,6 +21,7 @@ class Server:
     process: subprocess.Popen[str]
     base_url: str
     log: list[str]
+    reader: threading.Thread
 
     @property
     def root_url(self) -> str:
@@ -49,15 +50,21 @@ def start_server(*options: str) -> Server:
         ready = re.search(r"ready at (http://\S+/v1)", line)
         if ready:
             # Keep reading: a full pipe would stop the server.
-            threading.Thread(target=lambda: log.extend(process.stdout or ()), daemon=True).start()
-            return Server(process, ready.group(1), log)
-    raise AssertionError("the server did not start:\n" + "".join(log))
+            reader = threading.Thread(target=log.extend, args=(process.stdout,), daemon=True)
+            reader.start()
+            return Server(process, ready.group(1), log, reader)
+    process.stdout.close()
+    raise AssertionError(f"the server ended with {process.wait()} instead of starting:\n" + "".join(log))
 
 
 def stop_server(server: Server) -> int:
     """SIGTERM, and its exit code."""
     server.process.terminate()
-    return server.process.wait(timeout=30)
+    code = server.process.wait(timeout=30)
+    server.reader.join()
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    return code
 
 
 @pytest.fixture(scope="session")

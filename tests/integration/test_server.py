@@ -68,16 +68,18 @@ def test_curl_sees_well_formed_events(server: Server) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot(server: Server, stream: bool) -> None:
-    body = {"prompt": "Hello", "max_tokens": 1900, "temperature": 1, "stream": stream}
+    # Hot noise seldom says the end token: of 16 texts some are still being written when the client leaves.
+    body = {"prompt": "Hello", "max_tokens": 1900, "temperature": 2, "n": 16, "stream": stream}
     with httpx.Client(base_url=server.base_url) as client:
         if stream:
             with client.stream("POST", "/completions", json=body) as response:
                 next(response.iter_lines())
-                assert server.metric("moaserve_num_requests_running") == 1
+                assert server.metric("moaserve_num_requests_running") >= 1
         else:
             with pytest.raises(httpx.ReadTimeout):
-                client.post("/completions", json=body, timeout=0.5)
-    until(lambda: server.metric("moaserve_num_requests_running") == 0)
+                client.post("/completions", json=body, timeout=1.0)
+    until(lambda: server.metric("moaserve_num_requests_running") + server.metric("moaserve_num_requests_waiting") == 0)
+    assert server.metric("moaserve_kv_cache_usage_perc") == 0
 
 
 def error_of(response: httpx.Response) -> dict:

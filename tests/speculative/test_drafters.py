@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from speculative.drafters.moa import top_tokens
 from speculative.drafters.ngram import _NgramIndex
+from speculative.sampling import argmax, top_tokens
 
 
 @pytest.mark.parametrize("k", [1, 4, 32])
@@ -13,6 +13,14 @@ def test_top_tokens_are_those_of_topk(k: int, vocabulary: int) -> None:
     expected = logits.topk(k)
     assert torch.equal(values, expected.values)
     assert torch.equal(ids, expected.indices)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocabulary", [160, 8192])
+def test_argmax_is_the_first_of_the_largest(vocabulary: int, dtype: torch.dtype) -> None:
+    logits = torch.randint(0, 40, (3, 5, vocabulary), generator=torch.Generator().manual_seed(0)).to(dtype)
+    first = (logits == logits.amax(-1, keepdim=True)).int().argmax(-1)
+    assert torch.equal(argmax(logits), first)
 
 
 def test_ngram_continues_the_most_recent_match() -> None:

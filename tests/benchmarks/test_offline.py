@@ -1,0 +1,60 @@
+import json
+import re
+
+import pytest
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from app.cli import cli
+from benchmarks.lossless import compare
+from benchmarks.offline import PLAIN, SPECULATIVE, TRANSFORMERS, run_offline, spread
+from benchmarks.prompts import Prompt
+from speculative.config import EngineConfig
+from speculative.loading import load_engine
+from tests.speculative.conftest import N0
+
+CONFIG = EngineConfig(model=str(N0 / "target"), drafter=str(N0 / "drafter"), dtype="float32", max_num_seqs=1, num_threads=1)
+
+
+def test_a_run_compares_three_ways_and_adds_up() -> None:
+    prompts = [Prompt("a", (1, 5, 9)), Prompt("b", (7, 8)), Prompt("a", (3,))]
+    reference = AutoModelForCausalLM.from_pretrained(N0 / "target")
+    result = run_offline(load_engine(CONFIG), CONFIG, prompts, max_tokens=12, reference=reference)
+    assert result.identical(SPECULATIVE, PLAIN) == result.identical(PLAIN, TRANSFORMERS) == 3
+    acceptance = result.acceptance()
+    lengths = sum(len(run.token_ids) for run in result.runs[SPECULATIVE])
+    verifications = acceptance.target_passes - 2  # two of the prompts have a prefill pass
+    assert acceptance.tau == pytest.approx(1 + acceptance.accepted / verifications)
+    assert lengths <= acceptance.accepted + verifications
+    document = json.loads(result.to_json())
+    assert set(document["tau_by_source"]) == {"a", "b"}
+    assert set(document["ratios"]) == {"speculative/plain", "plain/transformers", "speculative/transformers"}
+    assert document["provenance"]["torch"]
+
+
+def test_spread_is_median_and_quartiles() -> None:
+    assert spread([3.0]) == {"median": 3.0, "p25": 3.0, "p75": 3.0}
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0])["median"] == 3.0
+
+
+def test_comparisons_name_what_differs() -> None:
+    result = compare("texts", ["a", "b", "c"], ["a", "x", "c"])
+    assert not result.ok and result.different == (1,)
+    assert "2 of 3" in result.line()
+    assert compare("texts", ["a"], ["a"]).ok
+
+
+def test_the_command_prints_tables_and_writes_json(tmp_path) -> None:
+    result = CliRunner().invoke(
+        cli,
+        ["bench", "offline", "--num-prompts", "2", "--max-tokens", "6", "--no-transformers", "--drafter", "ngram", "--dtype", "float32", "--num-threads", "1", "--json", str(tmp_path / "out" / "r.json")],
+    )
+    assert result.exit_code == 0, result.output
+    assert re.search(r"speculative\s+│\s+\d+", result.output)
+    assert json.loads((tmp_path / "out" / "r.json").read_text())["prompts"] == 2
+
+
+def test_a_missing_prompt_file_is_one_line_and_an_exit_code() -> None:
+    result = CliRunner().invoke(cli, ["bench", "offline", "--prompts", "nowhere.jsonl"])
+    assert result.exit_code == 1
+    assert "cannot read nowhere.jsonl" in result.output

@@ -1,0 +1,64 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
+from models.loader import BUNDLED, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    return tokenizer
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def load(path: Path, tokenizer: PreTrainedTokenizerBase, **changes: int) -> list[str]:
+    prompts = load_prompts(path, tokenizer, **{"count": 10, "max_tokens": 500, "seed": 0, **changes})
+    return [tokenizer.decode(list(prompt.token_ids)) for prompt in prompts]
+
+
+def test_a_dialogue_is_cut_before_an_answer_and_a_question_is_asked(tmp_path: Path, tokenizer) -> None:
+    dialogue = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    path = write(tmp_path / "p.jsonl", dialogue)
+    assert load(path, tokenizer) == ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"]
+    path = write(tmp_path / "q.jsonl", {"turns": ["Why?", "And then?"]})
+    assert load(path, tokenizer) == ["<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"]
+
+
+def test_plain_prompts_and_gzip_are_read(tmp_path: Path, tokenizer) -> None:
+    path = tmp_path / "p.jsonl.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write(json.dumps({"prompt": "Once upon a time"}) + "\n")
+    assert load(path, tokenizer) == ["Once upon a time"]
+
+
+def test_long_prompts_are_left_out_and_a_seed_draws_the_same(tmp_path: Path, tokenizer) -> None:
+    path = write(tmp_path / "p.jsonl", *({"prompt": "word " * n} for n in range(1, 30)))
+    few = load(path, tokenizer, max_tokens=10, count=5, seed=3)
+    assert few == load(path, tokenizer, max_tokens=10, count=5, seed=3)
+    assert len(few) == 5 and all(len(tokenizer(text)["input_ids"]) <= 10 for text in few)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{oops\n", "not JSONL"), ('{"text": "x"}\n', "line 1: not a dialogue"), ("", "holds no prompt"), (None, "cannot read")],
+)
+def test_unusable_files_are_named(tmp_path: Path, tokenizer, content: str | None, message: str) -> None:
+    path = tmp_path / "p.jsonl"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(PromptError, match=message):
+        load(path, tokenizer)
+
+
+def test_the_bundled_prompts_all_fit_a_short_context(tokenizer) -> None:
+    assert len(load(BUNDLED_PROMPTS, tokenizer, count=64)) == 64
