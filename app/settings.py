@@ -50,9 +50,10 @@ class Settings(BaseSettings):
     max_model_len: int | None = Field(None, ge=2)
     max_num_seqs: int = Field(32, ge=1)
     prefill_chunk: int = Field(512, ge=1)
-    draft_depth: int = Field(5, ge=1)
+    draft_depth: int = Field(8, ge=1)
     draft_breadth: int = Field(4, ge=1)
-    draft_nodes: int = Field(16, ge=1)
+    draft_nodes: int = Field(10, ge=1)
+    draft_min_reach: float = Field(0.6, ge=0, le=1)
     num_threads: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")

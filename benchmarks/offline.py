@@ -124,6 +124,7 @@ def run_offline(
         "draft_depth": config.draft_depth,
         "draft_breadth": config.draft_breadth,
         "draft_nodes": config.draft_nodes,
+        "draft_min_reach": config.draft_min_reach,
         "max_tokens": max_tokens,
     }
     return OfflineResult(provenance(), settings, prompts, runs)

@@ -118,6 +118,8 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
     for name in ("weight", "bias"):
         state[f"to_memory.{name}"] = _take(tensors, f"Ekv2E.{name}")
     _fill(model, state, folder)
+    if "draft_vocabulary" in tensors:
+        model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)
     model.eval().requires_grad_(False)
     return model
 
@@ -132,6 +134,8 @@ def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloa
     if drafter.to_memory.bias is not None:
         tensors["Ekv2E.bias"] = drafter.to_memory.bias
     tensors = {name: tensor.detach().to("cpu", dtype, copy=True).contiguous() for name, tensor in tensors.items()}
+    if drafter.draft_vocabulary is not None:
+        tensors["draft_vocabulary"] = drafter.draft_vocabulary.to("cpu", torch.int32)
     save_torch_state_dict(tensors, folder, max_shard_size=max_shard)
     target = drafter.config.target
     config = {

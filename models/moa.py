@@ -27,7 +27,11 @@ class DraftActivations:
 
 
 class MoA(nn.Module):
-    """LSA, SA and CA. Embeddings, LM head and borrowed layers belong to the target and are passed in."""
+    """LSA, SA and CA. Embeddings, LM head and borrowed layers belong to the target and are passed in.
+
+    ``draft_vocabulary`` [K] holds the only token ids that are proposed when drafting, None stands for all: a head over frequent
+    tokens costs a fraction of the target's. Training always sees the whole vocabulary.
+    """
 
     def __init__(self, config: MoAConfig) -> None:
         super().__init__()
@@ -39,6 +43,7 @@ class MoA(nn.Module):
         self.to_memory = Linear(kv_size, target.hidden_size, bias=True)
         self.sa = DecoderLayer(target.hidden_size, heads, config.sa_num_kv_heads, target.head_dim, config.sa_intermediate_size, eps)
         self.ca = DecoderLayer(target.hidden_size, heads, config.ca_num_kv_heads, target.head_dim, config.ca_intermediate_size, eps)
+        self.draft_vocabulary: Tensor | None = None
         self.rotary = RotaryTable(target.head_dim, plain_rope)
         self.layer_rotary = RotaryTable(kv_size // heads, plain_rope)
 

@@ -18,7 +18,8 @@ class EngineConfig:
     ``model`` is "bundled", a folder or a hub id. ``drafter`` is "auto" (the bundled MoA drafter with the bundled target, otherwise
     n-gram), "none", "ngram", a folder or a hub id. ``max_model_len`` counts prompt and output tokens of one sequence (None: the
     model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the prompt tokens run per step.
-    ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and the ``draft_nodes`` best are verified.
+    ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and the ``draft_nodes`` best are verified;
+    drafting stops early once the kept nodes of a level have, together, a probability below ``draft_min_reach``.
     """
 
     model: str = BUNDLED
@@ -28,9 +29,10 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 32
     prefill_chunk: int = 512
-    draft_depth: int = 5
+    draft_depth: int = 8
     draft_breadth: int = 4
-    draft_nodes: int = 16
+    draft_nodes: int = 10
+    draft_min_reach: float = 0.6
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -40,6 +42,8 @@ class EngineConfig:
                 raise EngineLoadError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise EngineLoadError(f"max_model_len must be at least 2, got {self.max_model_len}")
+        if not 0.0 <= self.draft_min_reach <= 1.0:
+            raise EngineLoadError(f"draft_min_reach must be between 0 and 1, got {self.draft_min_reach}")
         if self.draft_nodes < self.draft_depth:
             raise EngineLoadError(f"draft_nodes ({self.draft_nodes}) must be at least draft_depth ({self.draft_depth})")
 

@@ -20,8 +20,6 @@ from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape, FixedPolicy
 
-_MIN_REACH = 0.0
-
 
 def load_engine(config: EngineConfig) -> Engine:
     """Load target, tokenizer and drafter; raises EngineLoadError with what is wrong."""
@@ -43,7 +41,7 @@ def _load(config: EngineConfig) -> Engine:
         raise EngineLoadError(
             f"max_model_len={length} exceeds the model's {target.config.max_position_embeddings} positions; lower --max-model-len"
         )
-    shape = DraftShape(config.draft_depth, config.draft_breadth, config.draft_nodes, _MIN_REACH)
+    shape = DraftShape(config.draft_depth, config.draft_breadth, config.draft_nodes, config.draft_min_reach)
     make_drafter, drafter_name = _drafter(config, target, shape)
     optimize_for_inference(target)
     generation = read_json(folder, "generation_config.json")

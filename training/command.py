@@ -82,6 +82,13 @@ def train_command(
             rich_help_panel=SIZES,
         ),
     ] = 0,
+    draft_vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            help="Let the drafter propose only this many tokens, those that the responses use most: cheaper levels. (default: all)",
+            rich_help_panel=SIZES,
+        ),
+    ] = None,
     kl_weight: Annotated[
         float, typer.Option(help="Weight of KL(target ‖ drafter) on the next token (paper: 0.1).", rich_help_panel=LOSS)
     ] = 0.1,
@@ -175,6 +182,7 @@ def train_command(
                 ca_kv_heads=ca_kv_heads,
                 ca_mlp=ca_mlp,
                 layers_inferred=layers_inferred,
+                draft_vocabulary=draft_vocabulary,
                 kl_weight=kl_weight,
                 feature_weight=feature_weight,
                 min_interval=min_interval,

@@ -33,6 +33,7 @@ LIMITS_AND_PLACES = frozenset(
         "resume",
         "cache",
         "target",
+        "draft_vocabulary",
     ]
 )
 """Settings that a resumed run may change: they do not alter what a step computes."""
@@ -64,6 +65,8 @@ class TrainConfig:
     ca_kv_heads: int | None = None
     ca_mlp: int | None = None
     layers_inferred: int = 0
+
+    draft_vocabulary: int | None = None
 
     kl_weight: float = 0.1
     feature_weight: float = 1.0
@@ -116,6 +119,7 @@ class TrainConfig:
             "epochs",
             "max_steps",
             "max_minutes",
+            "draft_vocabulary",
             "checkpoint_steps",
             "threads",
         ]:

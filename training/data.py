@@ -63,6 +63,11 @@ class Corpus:
         # A response token teaches the token after it, so one alone teaches nothing.
         return np.flatnonzero(ends[starts + self.lengths(max_length)] - ends[starts] >= 2)
 
+    def frequent_response_tokens(self, count: int) -> npt.NDArray[np.int64]:
+        """The ids of the ``count`` tokens that responses use most, the most frequent first."""
+        counts = np.bincount(self.tokens[self.response])
+        return np.argsort(-counts, kind="stable")[:count].astype(np.int64)
+
     def row(self, index: int, max_length: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
         """Token ids and response mask of one conversation, each [S ≤ max_length]."""
         start = int(self.offsets[index])

@@ -28,6 +28,9 @@ def train(config: TrainConfig) -> Path:
     """
     trainer = prepare(config)
     figures = trainer.run()
+    if config.draft_vocabulary is not None:
+        frequent = trainer.corpus.frequent_response_tokens(config.draft_vocabulary)
+        trainer.moa.draft_vocabulary = torch.from_numpy(frequent)
     if trainer.accelerator.is_main_process:
         export(trainer.moa, config, {"corpus": trainer.corpus.key, **asdict(trainer.position), "validation": figures or None})
     return config.out

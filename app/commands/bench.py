@@ -46,6 +46,7 @@ def offline(
     draft_depth: options.DraftDepth = None,
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,
+    draft_min_reach: options.DraftMinReach = None,
 ) -> None:
     """Plain against speculative decoding and against transformers' generate: same prompts, same weights, one run.
 
@@ -68,6 +69,7 @@ def offline(
         draft_depth=draft_depth,
         draft_breadth=draft_breadth,
         draft_nodes=draft_nodes,
+        draft_min_reach=draft_min_reach,
     )
     from benchmarks import offline as measuring
     from benchmarks.decoding import load_transformers

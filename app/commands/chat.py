@@ -37,6 +37,7 @@ def chat(
     draft_depth: options.DraftDepth = None,
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,
+    draft_min_reach: options.DraftMinReach = None,
 ) -> None:
     """Talk to a model. Each answer ends with its acceptance length (τ) and speed.
 
@@ -61,6 +62,7 @@ def chat(
         "draft_depth": draft_depth,
         "draft_breadth": draft_breadth,
         "draft_nodes": draft_nodes,
+        "draft_min_reach": draft_min_reach,
     }
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "speculative": speculative}
     request = {name: value for name, value in sampling.items() if value is not None}

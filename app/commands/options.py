@@ -47,10 +47,17 @@ Drafter = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
-DraftDepth = Annotated[int | None, typer.Option(help="Tokens drafted ahead. (default: 5)", rich_help_panel=SPECULATION)]
+DraftDepth = Annotated[int | None, typer.Option(help="Most tokens drafted ahead. (default: 8)", rich_help_panel=SPECULATION)]
 DraftBreadth = Annotated[int | None, typer.Option(help="Candidates kept at each depth. (default: 4)", rich_help_panel=SPECULATION)]
+DraftMinReach = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop drafting where all kept candidates together are less likely than this; 0: never. (default: 0.6)",
+        rich_help_panel=SPECULATION,
+    ),
+]
 DraftNodes = Annotated[
-    int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 16)", rich_help_panel=SPECULATION)
+    int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 10)", rich_help_panel=SPECULATION)
 ]
 
 

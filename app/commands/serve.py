@@ -37,6 +37,7 @@ def serve(
     draft_depth: options.DraftDepth = None,
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,
+    draft_min_reach: options.DraftMinReach = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.attention import AttentionPlan, additive, cached_attention
 from models.kv_cache import KVCache
+from models.layers import Linear
 from models.llama import Llama
 from models.loader import optimize_for_inference
 from models.moa import MoA
@@ -37,6 +38,7 @@ class MoADrafter:
             moa.lsa.to(torch.bfloat16)
             moa.to_memory.to(torch.bfloat16)
         optimize_for_inference(moa)
+        self.head = _draft_head(moa, target)
         self.borrowed = moa.config.target_layer_inference
         config = moa.config
         head_dim = config.target.head_dim
@@ -135,7 +137,7 @@ class _Growth:
         self.tree_mask = mask.unsqueeze(1)
 
     def _logits(self) -> Tensor:
-        """Run SA, CA and the head on the frontier: float32 logits [B·w, V]."""
+        """Run SA, CA and the head on the frontier: float32 logits [B·w, V], or [B·w, K] over a draft vocabulary."""
         drafter, moa, target = self.drafter, self.drafter.moa, self.drafter.target
         width = self.tokens.shape[1]
         positions = (self.lengths + self.level).repeat_interleave(width)
@@ -155,7 +157,8 @@ class _Growth:
                 self.target_cache,
                 first_layer=target.config.num_layers - drafter.borrowed,
             )
-        return target.logits(feature.to(target.dtype)).float()
+        logits: Tensor = drafter.head(feature.to(target.dtype))
+        return logits.float()
 
     def _plan(self, positions: Tensor) -> AttentionPlan:
         width = self.tokens.shape[1]
@@ -181,8 +184,10 @@ class _Growth:
         """Logits [B, w, V] -> log-probabilities and token ids of each node's best candidates, [B, w, breadth]."""
         breadth = self.shape.breadth
         if self.temperatures is None:
-            return top_tokens(logits.log_softmax(-1), breadth)
+            best, ids = top_tokens(logits.log_softmax(-1), breadth)
+            return best, self._token_ids(ids)
         best, ids = top_tokens(logits / self.temperatures.view(-1, 1, 1), _CANDIDATES)
+        ids = self._token_ids(ids)
         keys = [
             0 if sequence.request.params.greedy else noise_key(sequence.seed, sequence.num_computed + self.level + 1)
             for sequence in self.sequences
@@ -192,6 +197,10 @@ class _Growth:
         perturbed = (best + noise.masked_fill(greedy.view(-1, 1, 1), 0.0)).log_softmax(-1)
         log_probs, index = perturbed.topk(breadth, dim=-1)
         return log_probs, ids.gather(-1, index)
+
+    def _token_ids(self, ids: Tensor) -> Tensor:
+        vocabulary = self.drafter.moa.draft_vocabulary
+        return ids if vocabulary is None else vocabulary[ids]
 
     def tree(self) -> DraftTree:
         """The best nodes of all levels.
@@ -207,6 +216,16 @@ class _Growth:
         rows.scatter_(1, index + 1, torch.arange(1, count + 1, device=scores.device).expand(self.batch, -1))
         sizes = tuple(count if sequence.speculative else 0 for sequence in self.sequences)
         return DraftTree(tokens.gather(1, index), rows.gather(1, parents.gather(1, index)), sizes)
+
+
+def _draft_head(moa: MoA, target: Llama) -> Linear:
+    """The target's LM head, cut to the draft vocabulary where there is one."""
+    if moa.draft_vocabulary is None:
+        return target.lm_head
+    head = Linear(target.config.hidden_size, len(moa.draft_vocabulary)).requires_grad_(False)
+    head.weight = torch.nn.Parameter(target.lm_head.weight[moa.draft_vocabulary], requires_grad=False)
+    head.pack()
+    return head
 
 
 def _temperatures(sequences: list[Sequence], device: torch.device) -> Tensor | None:

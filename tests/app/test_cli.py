@@ -39,7 +39,7 @@ def test_help_needs_neither_torch_nor_the_http_stack() -> None:
         (["--port", "70000"], {}, "--port: "),
         (["--max-num-seqs", "0"], {}, "--max-num-seqs: "),
         (["--dtype", "int8"], {}, "--dtype: "),
-        (["--draft-nodes", "2"], {}, "draft_nodes (2) must be at least draft_depth (5)"),
+        (["--draft-nodes", "2"], {}, "draft_nodes (2) must be at least draft_depth (8)"),
         (["--config", "nowhere.toml"], {}, "nowhere.toml does not exist"),
         ([], {"MOASERVE_PORT": "many"}, "MOASERVE_PORT: "),
         ([], {"MOASERVE_PROT": "1"}, "unknown environment variable MOASERVE_PROT"),

@@ -65,6 +65,13 @@ def test_settings_cannot_be_changed() -> None:
 def test_the_engine_gets_every_one_of_its_settings() -> None:
     assert Settings().engine_config() == EngineConfig()
     changed = {"model": "m", "drafter": "none", "dtype": "float32", "device": "cpu", "max_model_len": 9, "max_num_seqs": 2}
-    changed |= {"prefill_chunk": 3, "draft_depth": 2, "draft_breadth": 1, "draft_nodes": 2, "num_threads": 1}
+    changed |= {
+        "prefill_chunk": 3,
+        "draft_depth": 2,
+        "draft_breadth": 1,
+        "draft_nodes": 2,
+        "draft_min_reach": 0.25,
+        "num_threads": 1,
+    }
     assert changed.keys() == {field.name for field in fields(EngineConfig)}
     assert Settings(**changed).engine_config() == EngineConfig(**changed)  # type: ignore[arg-type]

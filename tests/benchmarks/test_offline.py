@@ -47,7 +47,23 @@ def test_comparisons_name_what_differs() -> None:
 def test_the_command_prints_tables_and_writes_json(tmp_path) -> None:
     result = CliRunner().invoke(
         cli,
-        ["bench", "offline", "--num-prompts", "2", "--max-tokens", "6", "--no-transformers", "--drafter", "ngram", "--dtype", "float32", "--num-threads", "1", "--json", str(tmp_path / "out" / "r.json")],
+        [
+            "bench",
+            "offline",
+            "--num-prompts",
+            "2",
+            "--max-tokens",
+            "6",
+            "--no-transformers",
+            "--drafter",
+            "ngram",
+            "--dtype",
+            "float32",
+            "--num-threads",
+            "1",
+            "--json",
+            str(tmp_path / "out" / "r.json"),
+        ],
     )
     assert result.exit_code == 0, result.output
     assert re.search(r"speculative\s+│\s+\d+", result.output)

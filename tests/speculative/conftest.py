@@ -16,6 +16,9 @@ from speculative.request import Request, RequestOutput, SamplingParams
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 N0, N1 = FIXTURES / "llama-n0", FIXTURES / "llama-n1"
 
+DRAFT = {"draft_depth": 5, "draft_breadth": 4, "draft_nodes": 16, "draft_min_reach": 0.0}
+"""A full tree at every step: a random drafter is never sure enough to go deep by itself."""
+
 MakeEngine = Callable[..., Engine]
 
 
@@ -36,7 +39,7 @@ def make_engine() -> MakeEngine:
                 drafter=str(folder / "drafter") if drafter == "moa" else drafter,
                 dtype="float32",
                 device="cpu",
-                **{"max_model_len": 128, "max_num_seqs": 4, **settings},  # type: ignore[arg-type]
+                **{"max_model_len": 128, "max_num_seqs": 4, **DRAFT, **settings},  # type: ignore[arg-type]
             )
         )
 

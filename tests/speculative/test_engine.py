@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from models.loader import load_drafter, load_target, save_drafter
 from speculative.errors import ContextLengthError, InvalidRequestError
 from speculative.request import Request, SamplingParams
 from tests.speculative.conftest import N0, N1, MakeEngine, request, run, tokens
@@ -17,6 +18,7 @@ TREES = [
     {"draft_depth": 4, "draft_breadth": 1, "draft_nodes": 4},
     {"draft_depth": 6, "draft_breadth": 8, "draft_nodes": 62},
     {"draft_depth": 1, "draft_breadth": 3, "draft_nodes": 3},
+    {"draft_depth": 6, "draft_breadth": 4, "draft_nodes": 20, "draft_min_reach": 0.1},
 ]
 PROMPTS = [[1], [5, 9], list(range(3, 20)), [7, 7, 7, 7, 7], list(range(100, 140)), [2, 4, 8, 16, 32, 64]]
 SAMPLING = [
@@ -64,6 +66,28 @@ def test_drafts_are_accepted_when_sampling(make_engine, folder) -> None:
     accepted = sum(series[-1].stats.num_accepted_draft_tokens for series in outputs.values())
     # The drafter's weights are random: what agrees, agrees through the shared noise.
     assert accepted > 20
+
+
+@pytest.mark.parametrize("folder", [N0, N1])
+def test_a_draft_vocabulary_limits_what_is_proposed_and_nothing_else(make_engine, plain_tokens, folder, tmp_path) -> None:
+    target, _ = load_target(folder / "target", dtype=torch.float32)
+    drafter = load_drafter(folder / "drafter", target.config, dtype=torch.float32)
+    allowed = [3, 150, *range(20, 60)]
+    drafter.draft_vocabulary = torch.tensor(allowed)
+    save_drafter(drafter, tmp_path, dtype=torch.float32)
+    engine = make_engine(folder, str(tmp_path), max_num_seqs=6)
+    proposed: set[int] = set()
+    assert engine.drafter is not None
+    propose = engine.drafter.propose
+
+    def spy(*arguments: object) -> object:
+        tree = propose(*arguments)
+        proposed.update(tree.tokens.flatten().tolist())
+        return tree
+
+    engine.drafter.propose = spy
+    assert tokens(run(engine, mixed_requests())) == alone(make_engine, folder, plain_tokens)
+    assert len(proposed) > 10 and proposed <= set(allowed)
 
 
 def test_greedy_output_is_that_of_transformers(make_engine) -> None:
