@@ -47,6 +47,11 @@ class KVCache:
         """The flat row that takes what padding rows write."""
         return self.num_slots * self.rows_per_slot
 
+    def flat_rows(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """The flat rows [n] of tokens at ``positions`` [n] of ``slots`` [n]."""
+        rows: Tensor = torch.add(positions, slots, alpha=self.rows_per_slot)
+        return rows.add_(self.scratch) if self.scratch else rows
+
     def flat_row(self, slot: int, position: int) -> int:
         """The flat row of the token at ``position`` of ``slot``; position −scratch is the slot's first scratch row."""
         return slot * self.rows_per_slot + self.scratch + position
@@ -79,8 +84,8 @@ class KVCache:
 
     def gather(self, rows: Tensor) -> Tensor:
         """Flat rows [n] of all layers in LSA's layout: [n, L, 2·n_kv·d], k and v of each head side by side."""
-        kv = self.data.index_select(1, rows)
-        return lsa_layout(kv, self.num_kv_heads, self.head_dim).transpose(0, 1)
+        kv = self.data.index_select(1, rows).transpose(0, 1)
+        return lsa_layout(kv, self.num_kv_heads, self.head_dim)
 
 
 def lsa_layout(kv: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:

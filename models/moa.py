@@ -46,6 +46,7 @@ class MoA(nn.Module):
         self.draft_vocabulary: Tensor | None = None
         self.rotary = RotaryTable(target.head_dim, plain_rope)
         self.layer_rotary = RotaryTable(kv_size // heads, plain_rope)
+        self._layer_ropes: Rope = (torch.empty(0), torch.empty(0))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,11 +56,19 @@ class MoA(nn.Module):
     def memory(self, kv: Tensor) -> Tensor:
         """Layer self-attention: keys and values of n verified tokens [n, L, E_kv] -> their memory [n, E]."""
         n, layers, _ = kv.shape
-        self.layer_rotary.reserve(layers, kv)
-        rope = self.layer_rotary(torch.arange(layers, device=kv.device).repeat(n))
+        rope = self._layer_rope(n, kv)
         attend = masked_attention(n, self.config.target.num_heads, self.config.lsa_num_kv_heads, None)
         out: Tensor = self.to_memory(self.lsa(kv.flatten(0, 1), rope, attend).view(n, layers, -1).mean(dim=1))
         return out
+
+    def _layer_rope(self, n: int, like: Tensor) -> Rope:
+        """Rotations of layers 0 … L−1, once for each of n tokens; the table is kept, as serving asks for it at every step."""
+        layers = self.config.target.num_layers
+        cos, sin = self._layer_ropes
+        if len(cos) < n * layers or cos.dtype != like.dtype or cos.device != like.device:
+            self.layer_rotary.reserve(layers, like)
+            cos, sin = self._layer_ropes = self.layer_rotary(torch.arange(layers, device=like.device).repeat(max(n, 16)))
+        return cos[: n * layers], sin[: n * layers]
 
     def cross_keys_values(self, memory: Tensor, rope: Rope) -> Tensor:
         """Memory [n, E] -> CA's rotated keys and its values [n, 2·n_kv·d]."""

@@ -190,8 +190,8 @@ class Engine:
                 token_ids.append(acceptance.tokens[depth - 1] if depth else sequence.tokens[-1])
         slot, position = self._tensor(slots), self._tensor(positions)
         if tree.num_rows > 1:
-            first = slot * self.cache.rows_per_slot
-            self.cache.move_rows(first + self._tensor(rows), first + self.cache.scratch + position)
+            drafted = self._tensor(rows).sub_(self.cache.scratch)
+            self.cache.move_rows(self.cache.flat_rows(slot, drafted), self.cache.flat_rows(slot, position))
         if self.drafter is not None and drafter_sees:
             verified = VerifiedTokens(slot, position, self._tensor(token_ids))
             if len(drafter_sees) < len(slots):

@@ -64,11 +64,12 @@ class MoADrafter:
         """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""
         slots, positions = verified.slots, verified.positions
         rope = self.moa.rotary(positions)
-        kv = target_cache.gather(slots * target_cache.rows_per_slot + target_cache.scratch + positions)
+        kv = target_cache.gather(target_cache.flat_rows(slots, positions))
         memory = self.moa.memory(kv.to(self.moa.dtype)).to(self.dtype)
-        self.ca_cache.write(0, slots * self.ca_cache.rows_per_slot + positions, self.moa.cross_keys_values(memory, rope))
-        rows = slots * self.sa_cache.rows_per_slot + self.sa_cache.scratch + positions
-        self.sa_cache.write(0, rows, self.moa.self_keys_values(self._embed(verified.token_ids), rope))
+        self.ca_cache.write(0, self.ca_cache.flat_rows(slots, positions), self.moa.cross_keys_values(memory, rope))
+        self.sa_cache.write(
+            0, self.sa_cache.flat_rows(slots, positions), self.moa.self_keys_values(self._embed(verified.token_ids), rope)
+        )
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """Draft level by level; see DESIGN: nodes are ranked by the perturbed drafter's probability."""
