@@ -73,7 +73,7 @@ class AsyncEngine:
         self._draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             return False
         return True
 

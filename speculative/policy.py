@@ -10,8 +10,8 @@ from typing import Protocol
 class DraftShape:
     """Limits of the trees of one step: levels drafted, nodes kept per level, nodes verified.
 
-    Drafting stops early once the drafter gives all paths it has kept, together, a probability below ``min_reach``: another level
-    costs the same however rarely it is reached.
+    Drafting stops early once the drafter gives all paths it has kept of a sequence, together, a probability below ``min_reach``
+    (the mean over the batch): another level costs the same however rarely it is reached.
     """
 
     depth: int

@@ -122,7 +122,7 @@ class _Growth:
         if self.level >= self.shape.depth:
             return False
         best, index = scores.topk(min(self.shape.breadth, scores.shape[1]), dim=1)
-        if self.shape.min_reach > 0.0 and bool(best.exp().sum(dim=1).max() < self.shape.min_reach):
+        if self.shape.min_reach > 0.0 and bool(best.exp().sum(dim=1).mean() < self.shape.min_reach):
             return False
         self._grow_mask(index // log_probs.shape[-1])
         self.tokens, self.scores, self.numbers = tokens.gather(1, index), best, index + first_number

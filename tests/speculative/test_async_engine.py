@@ -30,9 +30,11 @@ async def collect(engine: AsyncEngine, name: str, **params: object) -> list[int]
 
 
 async def until_idle(engine: AsyncEngine) -> None:
-    async with asyncio.timeout(10):
+    async def idle() -> None:
         while engine.status().num_running or engine.status().num_waiting:
             await asyncio.sleep(0)
+
+    await asyncio.wait_for(idle(), 10)
 
 
 async def test_many_streams_equal_one_at_a_time(engine: AsyncEngine, make_engine: MakeEngine) -> None:
