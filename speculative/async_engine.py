@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from speculative.config import EngineConfig, EngineStatus, ModelInfo
 from speculative.engine import Engine
 from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
-from speculative.request import Request, RequestOutput, RequestStats
+from speculative.request import FinishReason, Request, RequestOutput, RequestStats
 
 logger = logging.getLogger("moaserve.engine")
 
@@ -65,8 +65,7 @@ class AsyncEngine:
         self._commands.put(("stop", None))
         if self._thread is not None and self._ready.is_set():
             await asyncio.to_thread(self._thread.join)
-        for request_id, stream in self._streams.items():
-            stream.put_nowait(RequestOutput(request_id, (), "", "abort", RequestStats()))
+        self._end_streams("abort")
 
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and wait up to ``timeout`` seconds for the running ones; True if all have ended."""
@@ -155,10 +154,15 @@ class AsyncEngine:
         self._call(self._ready.set)
         if self._engine is None:
             return
-        while self._take_commands(self._engine):
-            outputs = self._step(self._engine)
-            if outputs:
-                self._call(self._publish, outputs)
+        try:
+            while self._take_commands(self._engine):
+                outputs = self._step(self._engine)
+                if outputs:
+                    self._call(self._publish, outputs)
+        except Exception:
+            # Nobody is left to answer: the streams end, and `alive` turns false for the health check.
+            logger.exception("the engine thread has ended")
+            self._call(self._end_streams, "error")
 
     def _take_commands(self, engine: Engine) -> bool:
         """Carry out what has been asked, waiting when there is nothing else to do; False to end."""
@@ -190,6 +194,10 @@ class AsyncEngine:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put_nowait(output)
+
+    def _end_streams(self, reason: FinishReason) -> None:
+        for request_id, stream in self._streams.items():
+            stream.put_nowait(RequestOutput(request_id, (), "", reason, RequestStats()))
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():

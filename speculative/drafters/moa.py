@@ -5,6 +5,8 @@ Memory, and SA's keys and values, are kept for verified tokens; tree nodes live 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -91,7 +93,7 @@ class _Growth:
         device = drafter.target.device
         self.lengths = torch.tensor([sequence.num_computed for sequence in sequences], device=device)
         self.longest = max(sequence.num_computed for sequence in sequences)
-        self.temperatures = _temperatures(sequences, device)
+        self.sampling = _Sampling.of(sequences, device)
         self.level = 0
         self.tokens = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
         self.scores = torch.zeros(self.batch, 1, device=device)
@@ -184,19 +186,19 @@ class _Growth:
     def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, w, V] -> log-probabilities and token ids of each node's best candidates, [B, w, breadth]."""
         breadth = self.shape.breadth
-        if self.temperatures is None:
+        if self.sampling is None:
             best, ids = top_tokens(logits.log_softmax(-1), breadth)
             return best, self._token_ids(ids)
-        best, ids = top_tokens(logits / self.temperatures.view(-1, 1, 1), _CANDIDATES)
+        best, ids = top_tokens(logits / self.sampling.temperature, _CANDIDATES)
         ids = self._token_ids(ids)
         keys = [
             0 if sequence.request.params.greedy else noise_key(sequence.seed, sequence.num_computed + self.level + 1)
             for sequence in self.sequences
         ]
         noise = gumbel_noise(torch.tensor(keys, device=logits.device).view(-1, 1, 1), ids)
-        greedy = torch.tensor([sequence.request.params.greedy for sequence in self.sequences], device=logits.device)
-        perturbed = (best + noise.masked_fill(greedy.view(-1, 1, 1), 0.0)).log_softmax(-1)
-        log_probs, index = perturbed.topk(breadth, dim=-1)
+        perturbed = best + noise.masked_fill_(self.sampling.greedy, 0.0)
+        log_probs = perturbed.masked_fill_(~self.sampling.allowed(best), float("-inf")).log_softmax(-1)
+        log_probs, index = log_probs.topk(min(breadth, log_probs.shape[-1]), dim=-1)
         return log_probs, ids.gather(-1, index)
 
     def _token_ids(self, ids: Tensor) -> Tensor:
@@ -229,9 +231,32 @@ def _draft_head(moa: MoA, target: Llama) -> Linear:
     return head
 
 
-def _temperatures(sequences: list[Sequence], device: torch.device) -> Tensor | None:
-    """Temperatures [B], 1 for greedy sequences; None when all are greedy."""
-    values = [1.0 if s.request.params.greedy else s.request.params.temperature for s in sequences]
-    if all(sequence.request.params.greedy for sequence in sequences):
-        return None
-    return torch.tensor(values, device=device)
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """The batch's sampling settings, each [B, 1, 1]; greedy sequences have neutral ones."""
+
+    greedy: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @classmethod
+    def of(cls, sequences: list[Sequence], device: torch.device) -> _Sampling | None:
+        """None when all are greedy."""
+        params = [sequence.request.params for sequence in sequences]
+        if all(p.greedy for p in params):
+            return None
+        columns = zip(
+            *((True, 1.0, 0, 1.0, 0.0) if p.greedy else (False, p.temperature, p.top_k, p.top_p, p.min_p) for p in params),
+            strict=True,
+        )
+        return cls(*(torch.tensor(column, device=device).view(-1, 1, 1) for column in columns))
+
+    def allowed(self, best: Tensor) -> Tensor:
+        """Which of the best candidates [B, w, k], in falling order, top-k, top-p and min-p would leave if the target agreed."""
+        rank = torch.arange(best.shape[-1], device=best.device)
+        within = (self.top_k == 0) | (rank < self.top_k)
+        probs = best.masked_fill(~within, float("-inf")).softmax(-1)
+        before = probs.cumsum(-1) - probs
+        return within & (before < self.top_p) & (probs >= self.min_p * probs[..., :1])

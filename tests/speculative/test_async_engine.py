@@ -121,6 +121,18 @@ async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(engine: A
     assert len(await collect(engine, "next", max_tokens=5)) == 5
 
 
+async def test_streams_end_and_health_turns_when_the_thread_dies(engine: AsyncEngine, monkeypatch) -> None:
+    def broken(self: Engine) -> list:
+        raise RuntimeError("slots are lost")
+
+    monkeypatch.setattr(Engine, "step", broken)
+    monkeypatch.setattr(Engine, "fail_active", broken)
+    with pytest.raises(EngineStepError):
+        await collect(engine, "r", max_tokens=5)
+    engine._thread.join(10)
+    assert not engine.alive and not engine.ready
+
+
 async def test_while_loading_requests_are_refused(make_engine: MakeEngine) -> None:
     gate = threading.Event()
 
