@@ -31,8 +31,8 @@ class EngineConfig:
     prefill_chunk: int = 512
     draft_depth: int = 8
     draft_breadth: int = 4
-    draft_nodes: int = 10
-    draft_min_reach: float = 0.6
+    draft_nodes: int = 12
+    draft_min_reach: float = 0.3
     num_threads: int | None = None
 
     def __post_init__(self) -> None:

@@ -52,12 +52,12 @@ DraftBreadth = Annotated[int | None, typer.Option(help="Candidates kept at each 
 DraftMinReach = Annotated[
     float | None,
     typer.Option(
-        help="Stop drafting where all kept candidates together are less likely than this; 0: never. (default: 0.6)",
+        help="Stop drafting where all kept candidates together are less likely than this; 0: never. (default: 0.3)",
         rich_help_panel=SPECULATION,
     ),
 ]
 DraftNodes = Annotated[
-    int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 10)", rich_help_panel=SPECULATION)
+    int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 12)", rich_help_panel=SPECULATION)
 ]
 
 
