@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.kv_cache import KVCache
-from models.layers import Attend, Rope
+from models.layers import Attend
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,3 @@ def full_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor |
     keys, values = (x.repeat(1, 1, groups, 1).transpose(1, 2) for x in (keys, values))
     out = F.scaled_dot_product_attention(queries.transpose(1, 2), keys, values, attn_mask=mask, is_causal=causal)
     return out.transpose(1, 2).flatten(2)
-
-
-__all__ = ["AttentionPlan", "Rope", "additive", "cached_attention", "full_attention", "masked_attention"]

@@ -40,11 +40,6 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
-    def prefilled(self) -> bool:
-        """True when only the newest token is still to be run through the target."""
-        return self.num_computed >= len(self.tokens) - 1
-
-    @property
     def speculative(self) -> bool:
         """Whether drafts are wanted."""
         return self.request.params.speculative

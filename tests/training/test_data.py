@@ -160,3 +160,11 @@ def test_a_dataset_name_is_read_from_its_messages_column(
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list([{"text": "tea"}]))
     with pytest.raises(DataError, match='no "messages" column; it has text'):
         load_corpus("owner/chats", tokenizer, tmp_path, progress=False)
+
+
+def test_frequent_tokens_are_those_of_responses_only():
+    tokens = np.array([9, 9, 9, 9, 4, 7, 7, 4, 4, 2], dtype=np.int32)
+    response = np.array([0, 0, 0, 0, 1, 1, 1, 1, 1, 1], dtype=bool)
+    corpus = Corpus(tokens, response, np.array([0, 10]), "key")
+    assert corpus.frequent_response_tokens(2).tolist() == [4, 7]
+    assert corpus.frequent_response_tokens(3).tolist() == [4, 7, 2]
