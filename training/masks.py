@@ -15,14 +15,24 @@ def draw_intervals(count: int, smallest: int, largest: int, generator: torch.Gen
     return torch.randint(smallest, largest + 1, (count,), generator=generator)
 
 
-def verification_boundaries(response: Tensor, intervals: Tensor) -> Tensor:
-    """Boundaries [B, S]: every prompt position, and within a response every ``interval``-th from the prompt's last one.
+def proposing_positions(response: Tensor) -> Tensor:
+    """Positions whose next token an assistant wrote: [B, S] boolean -> [B, S].
 
-    ``response`` boolean [B, S], ``intervals`` [B]. The first position of a row is always one: nothing precedes it.
+    The prompt's last token is one of them: it is the root of a response's first draft.
     """
-    positions = torch.arange(response.shape[1], device=response.device)
-    last_prompt = torch.where(response, 0, positions).cummax(dim=1).values
-    return (positions - last_prompt) % intervals.unsqueeze(1) == 0
+    following = torch.zeros_like(response)
+    following[:, :-1] = response[:, 1:]
+    return following
+
+
+def verification_boundaries(proposing: Tensor, intervals: Tensor) -> Tensor:
+    """Boundaries [B, S]: every position that proposes nothing, and every ``interval``-th from the last of those.
+
+    ``proposing`` boolean [B, S], ``intervals`` [B]. The first position of a row is always one: nothing precedes it.
+    """
+    positions = torch.arange(proposing.shape[1], device=proposing.device)
+    last_verified = torch.where(proposing, 0, positions).cummax(dim=1).values
+    return (positions - last_verified) % intervals.unsqueeze(1) == 0
 
 
 def last_boundaries(boundaries: Tensor) -> Tensor:
@@ -59,13 +69,3 @@ def staircase_probability(progress: float, until: float) -> float:
 def draw_staircase(count: int, probability: float, generator: torch.Generator) -> Tensor:
     """Which of ``count`` sequences are trained under the staircase mask [count]."""
     return torch.rand(count, generator=generator) < probability
-
-
-def teaching_positions(response: Tensor, boundaries: Tensor) -> Tensor:
-    """Positions whose proposal is trained [B, S]: drafted ones, while the response goes on.
-
-    A response's last token is its end of turn; what comes after it is never drafted.
-    """
-    goes_on = torch.zeros_like(response)
-    goes_on[:, :-1] = response[:, 1:]
-    return response & goes_on & ~boundaries

@@ -66,8 +66,9 @@ class Trainer:
         # Drawn on the CPU, so that a seed means the same on every device.
         intervals = masks.draw_intervals(count, config.min_interval, config.max_interval, generator).to(batch.response.device)
         stairs = masks.draw_staircase(count, staircase, generator).to(batch.response.device)
-        boundaries = masks.verification_boundaries(batch.response, intervals)
-        taught = masks.teaching_positions(batch.response, boundaries)
+        proposing = masks.proposing_positions(batch.response)
+        boundaries = masks.verification_boundaries(proposing, intervals)
+        taught = proposing & ~boundaries
         rows = taught.flatten().nonzero().squeeze(1)
         depths = masks.draft_depths(boundaries).flatten().index_select(0, rows)
         inferred = self.moa.config.target_layer_inference

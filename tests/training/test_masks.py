@@ -10,9 +10,9 @@ from training.masks import (
     draw_intervals,
     draw_staircase,
     last_boundaries,
+    proposing_positions,
     self_attention_mask,
     staircase_probability,
-    teaching_positions,
     verification_boundaries,
 )
 
@@ -22,14 +22,14 @@ def bits(*rows: str) -> Tensor:
     return torch.tensor([[c == "1" for c in row.replace(" ", "")] for row in rows])
 
 
-RESPONSE = bits("000 1111111 00", "00 111 00 1111 0")
+PROPOSING = bits("000 1111111 00", "00 111 00 1111 0")
 BOUNDARIES = bits("111 0010010 11", "11 001 11 0010 1")
 
 
-def test_every_prompt_position_and_every_interval_th_of_a_response_is_a_boundary():
-    assert torch.equal(verification_boundaries(RESPONSE, torch.tensor([3, 3])), BOUNDARIES)
-    # One interval per sequence, counted anew from each turn's prompt.
-    assert torch.equal(verification_boundaries(RESPONSE, torch.tensor([6, 2])), bits("111 0000010 11", "11 010 11 0101 1"))
+def test_every_position_that_proposes_nothing_and_every_interval_th_after_it_is_a_boundary():
+    assert torch.equal(verification_boundaries(PROPOSING, torch.tensor([3, 3])), BOUNDARIES)
+    # One interval per sequence, counted anew for each turn.
+    assert torch.equal(verification_boundaries(PROPOSING, torch.tensor([6, 2])), bits("111 0000010 11", "11 010 11 0101 1"))
 
 
 def test_the_first_position_is_a_boundary_even_in_a_row_that_is_all_response():
@@ -90,8 +90,9 @@ def test_no_position_is_left_without_anything_to_see():
     assert self_attention_mask(boundaries, torch.ones(8, dtype=torch.bool)).any(-1).all()
 
 
-def test_drafted_positions_teach_while_their_response_goes_on():
-    assert torch.equal(teaching_positions(RESPONSE, BOUNDARIES), bits("000 1101100 00", "00 110 00 1100 0"))
+def test_the_token_before_an_assistants_proposes_it():
+    # The prompt's last token does; a response's last token, its end of turn, does not.
+    assert torch.equal(proposing_positions(bits("000 1111111 00", "00 111 00 1111 0")), bits("00 1111111 000", "0 111 00 1111 00"))
 
 
 @pytest.mark.parametrize(
