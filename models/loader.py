@@ -56,6 +56,15 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
+def eos_token_ids(folder: Path) -> frozenset[int]:
+    """The tokens that end a text, by generation_config.json or else config.json; empty when neither says."""
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(folder, name).get("eos_token_id")
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()
+
+
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint folder, one file or sharded."""
     index = read_json(folder, "model.safetensors.index.json")

@@ -55,6 +55,17 @@ def train_command(
     init_from: Annotated[
         str | None, typer.Option(help="Start from this drafter instead of random weights.", rich_help_panel=RUN)
     ] = None,
+    regenerate: Annotated[
+        int | None,
+        typer.Option(
+            help="Train on this many of the conversations, every assistant turn written anew by the target: what it writes is what "
+            "the drafter will be asked to predict. (default: all, as they are)",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    regenerate_temperature: Annotated[
+        float, typer.Option(help="Temperature at which the target writes them; 0 is greedy.", rich_help_panel=RUN)
+    ] = 0.0,
     lsa_kv_heads: Annotated[
         int | None,
         typer.Option(help="KV heads of layer self-attention (paper: 8, the target's number).", rich_help_panel=SIZES),
@@ -175,6 +186,8 @@ def train_command(
                 out=out,
                 valid=valid,
                 init_from=init_from,
+                regenerate=regenerate,
+                regenerate_temperature=regenerate_temperature,
                 lsa_kv_heads=lsa_kv_heads,
                 lsa_mlp=lsa_mlp,
                 sa_kv_heads=sa_kv_heads,

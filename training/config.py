@@ -57,6 +57,8 @@ class TrainConfig:
     out: Path
     valid: str | None = None
     init_from: str | None = None
+    regenerate: int | None = None
+    regenerate_temperature: float = 0.0
 
     lsa_kv_heads: int | None = None
     lsa_mlp: int | None = None
@@ -122,11 +124,20 @@ class TrainConfig:
             "draft_vocabulary",
             "checkpoint_steps",
             "threads",
+            "regenerate",
         ]:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be above 0, not {value}")
-        for name in ["kl_weight", "feature_weight", "staircase_until", "warmup", "weight_decay", "layers_inferred"]:
+        for name in [
+            "kl_weight",
+            "feature_weight",
+            "staircase_until",
+            "warmup",
+            "weight_decay",
+            "layers_inferred",
+            "regenerate_temperature",
+        ]:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, it is {getattr(self, name)}")
         if self.kl_weight == self.feature_weight == 0:

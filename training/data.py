@@ -26,6 +26,9 @@ FORMAT = 1
 
 ROWS_AT_ONCE = 256
 
+Row = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
+"""Token ids and response mask of one conversation, each [S]."""
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -95,9 +98,8 @@ def load_corpus(name: str, tokenizer: PreTrainedTokenizerBase, cache: Path, *, p
     key = _key(fingerprint, tokenizer)
     folder = cache / key
     if not folder.exists():
-        _store(tokenize(examples, tokenizer, label=name, progress=progress), folder)
-    arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("tokens", "response", "offsets")}
-    return Corpus(**arrays, key=key)
+        store(tokenize(examples, tokenizer, label=name, progress=progress), folder)
+    return stored(folder)
 
 
 def read_jsonl(path: Path) -> Iterator[Example]:
@@ -118,9 +120,9 @@ def read_jsonl(path: Path) -> Iterator[Example]:
 
 def tokenize(
     examples: Iterable[Example], tokenizer: PreTrainedTokenizerBase, *, label: str = "corpus", progress: bool = False
-) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
-    """Token ids [S] and response mask [S] of every conversation in which an assistant speaks."""
-    rows: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]] = []
+) -> list[Row]:
+    """Every conversation in which an assistant speaks."""
+    rows: list[Row] = []
     rest = iter(examples)
     with tqdm(desc=f"tokenise {Path(label).name}", unit=" conversations", disable=not progress) as bar:
         while chunk := list(islice(rest, ROWS_AT_ONCE)):
@@ -223,7 +225,13 @@ def _key(fingerprint: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _store(rows: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]], folder: Path) -> None:
+def stored(folder: Path) -> Corpus:
+    """A corpus that ``store`` wrote; its folder's name is its key."""
+    arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("tokens", "response", "offsets")}
+    return Corpus(**arrays, key=folder.name)
+
+
+def store(rows: Sequence[Row], folder: Path) -> None:
     """Write the arrays beside their place and move them in whole, so that a cache entry is complete or absent."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent))

@@ -11,12 +11,13 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from models.config import MoAConfig
-from models.loader import load_drafter, load_target
+from models.loader import eos_token_ids, load_drafter, load_target, resolve
 from models.moa import MoA
 from training.config import TrainConfig
 from training.data import load_corpus
 from training.errors import ConfigError, DataError
 from training.export import export
+from training.regenerate import Writing, regenerated
 from training.trainer import Trainer
 
 
@@ -56,6 +57,10 @@ def prepare(config: TrainConfig) -> Trainer:
     with accelerator.main_process_first():
         corpus = load_corpus(config.data, tokenizer, config.cache, progress=accelerator.is_main_process)
         valid = load_corpus(config.valid, tokenizer, config.cache, progress=accelerator.is_main_process) if config.valid else None
+    if config.regenerate is not None:
+        folder = resolve(config.target)
+        writing = Writing(eos_token_ids(folder), config.max_length, temperature=config.regenerate_temperature, seed=config.seed)
+        corpus = regenerated(corpus, config.regenerate, target, writing, config.cache, accelerator)
     set_seed(config.seed)
     if config.init_from is not None:
         drafter = load_drafter(config.init_from, target.config, dtype=torch.float32, device=accelerator.device)

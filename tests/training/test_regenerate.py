@@ -1,0 +1,109 @@
+"""Assistant turns written anew, against the target's own argmax one token at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from models.llama import Llama
+from models.loader import load_target
+from training.data import Corpus
+from training.regenerate import Writing, regenerate, regenerated
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "llama-n0"
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return load_target(FIXTURE / "target", dtype=torch.float32)[0]
+
+
+def corpus_of(*conversations: list[tuple[bool, list[int]]]) -> Corpus:
+    """Conversations of (written by the assistant, token ids) parts."""
+    tokens = [token for parts in conversations for _, ids in parts for token in ids]
+    response = [mine for parts in conversations for mine, ids in parts for _ in ids]
+    lengths = [sum(len(ids) for _, ids in parts) for parts in conversations]
+    return Corpus(np.array(tokens, np.int32), np.array(response), np.cumsum([0, *lengths], dtype=np.int64), key="test")
+
+
+CORPUS = corpus_of(
+    [(False, [5, 6, 7, 8]), (True, [1, 2]), (False, [9, 10]), (True, [3])],
+    [(False, [11, 12]), (True, [4, 4, 4])],
+    [(False, [20, 21, 22]), (True, [1]), (False, [23]), (True, [1]), (False, [24, 25]), (True, [1])],
+)
+
+
+def greedy_turn(target: Llama, tokens: list[int], ends: frozenset[int], most: int) -> list[int]:
+    """What the target says after ``tokens``, the slow way."""
+    turn: list[int] = []
+    while len(turn) < most and not (turn and turn[-1] in ends):
+        hidden = target.encode(torch.tensor([tokens + turn])).hidden
+        turn.append(int(target.logits(hidden[0, -1:]).argmax()))
+    return turn
+
+
+def expected(target: Llama, ends: frozenset[int], max_turn: int) -> set[tuple[int, ...]]:
+    """CORPUS as the target would have it."""
+    rows = set()
+    for index in range(len(CORPUS)):
+        tokens, response = CORPUS.row(index, 100)
+        new: list[int] = []
+        for position, (token, mine) in enumerate(zip(tokens.tolist(), response.tolist(), strict=True)):
+            if not mine:
+                new.append(token)
+            elif not response[position - 1]:
+                new += greedy_turn(target, new, ends, max_turn)
+                if new[-1] not in ends:
+                    break
+        rows.add(tuple(new))
+    return rows
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_turns_are_what_the_target_says_to_what_went_before(target: Llama, slots: int) -> None:
+    # A token that the target likes to say ends its turns, so that several turns of a conversation are written.
+    likely = greedy_turn(target, [20, 21, 22], frozenset(), 6)
+    ends = frozenset({likely[3]})
+    rows = regenerate(CORPUS, [0, 1, 2], target, Writing(ends, 64, max_turn=8, slots=slots), progress=False)
+    assert {tuple(tokens.tolist()) for tokens, _ in rows} == expected(target, ends, 8)
+    assert any(int((np.diff(response.astype(int)) == 1).sum()) > 1 for _, response in rows)
+
+
+def test_the_mask_marks_what_the_target_wrote(target: Llama) -> None:
+    rows = regenerate(CORPUS, [1], target, Writing(frozenset(), 64, max_turn=5), progress=False)
+    ((tokens, response),) = rows
+    assert tokens[:2].tolist() == [11, 12]
+    assert response.tolist() == [False] * 2 + [True] * 5
+
+
+def test_nothing_grows_beyond_the_longest_length(target: Llama) -> None:
+    rows = regenerate(CORPUS, [0, 1, 2], target, Writing(frozenset(), 6, max_turn=50), progress=False)
+    assert sorted(len(tokens) for tokens, _ in rows) == [6, 6, 6]
+
+
+def test_sampled_turns_repeat_with_the_seed(target: Llama) -> None:
+    def written(seed: int) -> list[list[int]]:
+        writing = Writing(frozenset(), 64, temperature=1.0, max_turn=12, seed=seed)
+        return [tokens.tolist() for tokens, _ in regenerate(CORPUS, [0, 1, 2], target, writing, progress=False)]
+
+    assert written(1) == written(1) != written(2)
+
+
+def test_a_regenerated_corpus_is_kept_for_the_same_target_and_settings(
+    target: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(writing: Writing) -> Corpus:
+        return regenerated(CORPUS, 2, target, writing, tmp_path, Accelerator(cpu=True))
+
+    first = make(Writing(frozenset(), 64, max_turn=4))
+    assert len(first) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("training.regenerate.regenerate", lambda *_, **__: pytest.fail("written again"))
+        again = make(Writing(frozenset(), 64, max_turn=4))
+    assert again.key == first.key
+    assert again.tokens.tolist() == first.tokens.tolist()
+    assert make(Writing(frozenset(), 64, max_turn=5)).key != first.key

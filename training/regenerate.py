@@ -1,0 +1,174 @@
+"""Conversations with the assistant's turns written anew by the target.
+
+A drafter is asked to continue what the target writes, which is not what the corpus says: a weak target errs in its own ways. Turns
+are written one after another, each after the target's own earlier ones and the corpus's words of all other roles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate import Accelerator
+from tqdm.auto import tqdm
+
+from models.attention import AttentionPlan, additive
+from models.kv_cache import KVCache
+from models.llama import Llama
+from training.data import Corpus, Row, store, stored
+
+SPAN_STEP = 64
+"""Cache rows are read in multiples of this, so that views of them can be reused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How the target writes: ``temperature`` 0 is greedy; a turn ends at an end token or after ``max_turn`` tokens.
+
+    A turn cut off ends its conversation, and so does reaching ``max_length``. ``slots`` conversations are written side by side.
+    """
+
+    end_tokens: frozenset[int]
+    max_length: int
+    temperature: float = 0.0
+    max_turn: int = 256
+    slots: int = 64
+    seed: int = 0
+
+
+class _Conversation:
+    """One conversation while it is written: ``tokens`` so far, of which the cache holds the first ``computed``."""
+
+    def __init__(self, tokens: npt.NDArray[np.int32], response: npt.NDArray[np.bool_]) -> None:
+        edges = np.flatnonzero(np.diff(response.astype(np.int8), prepend=0) == 1)
+        ends = np.flatnonzero(np.diff(response.astype(np.int8), append=0) == -1) + 1
+        starts = np.concatenate(([0], ends[:-1]))
+        self.given = [tokens[start:edge].tolist() for start, edge in zip(starts, edges, strict=True)]
+        self.tokens: list[int] = []
+        self.response: list[bool] = []
+        self.computed = 0
+        self.turn_length = 0
+        self.next_part()
+
+    def next_part(self) -> None:
+        """Take what others say before the next turn."""
+        part = self.given.pop(0)
+        self.tokens += part
+        self.response += [False] * len(part)
+        self.turn_length = 0
+
+    def write(self, token: int, writing: Writing) -> bool:
+        """Take one token of the target; False when the conversation is over."""
+        self.tokens.append(token)
+        self.response.append(True)
+        self.turn_length += 1
+        if token in writing.end_tokens:
+            if not self.given or len(self.tokens) + len(self.given[0]) >= writing.max_length:
+                return False
+            self.next_part()
+            return True
+        return self.turn_length < writing.max_turn and len(self.tokens) < writing.max_length
+
+    def row(self) -> Row:
+        """What has been written."""
+        return np.array(self.tokens, dtype=np.int32), np.array(self.response, dtype=np.bool_)
+
+
+def regenerated(corpus: Corpus, count: int, target: Llama, writing: Writing, cache: Path, accelerator: Accelerator) -> Corpus:
+    """``count`` conversations drawn from a corpus and written anew, each process a share of them; kept in ``cache``."""
+    digest = hashlib.sha256(f"{corpus.key} {count} {writing}".encode())
+    for name, tensor in sorted(target.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    folder = cache / digest.hexdigest()[:24]
+    drawn = np.random.default_rng(writing.seed).permutation(len(corpus))[:count]
+    parts = [folder.with_name(f"{folder.name}-{rank}") for rank in range(accelerator.num_processes)]
+    rank = accelerator.process_index
+    if not folder.exists() and not parts[rank].exists():
+        share = [int(index) for index in drawn[rank :: len(parts)]]
+        store(regenerate(corpus, share, target, writing, progress=accelerator.is_main_process), parts[rank])
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process and not folder.exists():
+        written = [stored(part) for part in parts]
+        store([part.row(index, 1 << 62) for part in written for index in range(len(part))], folder)
+        for part in parts:
+            shutil.rmtree(part)
+    accelerator.wait_for_everyone()
+    return stored(folder)
+
+
+@torch.inference_mode()
+def regenerate(corpus: Corpus, indices: Sequence[int], target: Llama, writing: Writing, *, progress: bool) -> list[Row]:
+    """The conversations with these indices, their assistant turns written by ``target``, in the order in which they end."""
+    cache = target.new_cache(min(writing.slots, len(indices)), 0, writing.max_length)
+    generator = torch.Generator(device=target.device).manual_seed(writing.seed)
+    rows: list[Row] = []
+    with tqdm(total=len(indices), desc="regenerate", unit=" conversations", disable=not progress, smoothing=0) as bar:
+        waiting = _writable(corpus, indices, writing.max_length)
+        slots = list(islice(waiting, cache.num_slots))
+        while slots:
+            for slot, conversation in enumerate(slots):
+                _prefill(target, cache, slot, conversation)
+            following: list[_Conversation] = []
+            for slot, (conversation, token) in enumerate(
+                zip(slots, _decode(target, cache, slots, writing, generator), strict=True)
+            ):
+                if conversation.write(token, writing):
+                    kept: _Conversation | None = conversation
+                else:
+                    rows.append(conversation.row())
+                    bar.update()
+                    kept = next(waiting, None)
+                if kept is not None:
+                    if kept is conversation and slot != len(following):
+                        cache.move_slot(slot, len(following), kept.computed)
+                    following.append(kept)
+            slots = following
+    return rows
+
+
+def _writable(corpus: Corpus, indices: Sequence[int], max_length: int) -> Iterator[_Conversation]:
+    """Conversations whose first turn begins within ``max_length``."""
+    for index in indices:
+        tokens, response = corpus.row(index, 1 << 62)
+        if 0 < int(response.argmax()) < max_length:
+            yield _Conversation(tokens, response)
+
+
+def _prefill(target: Llama, cache: KVCache, slot: int, conversation: _Conversation) -> None:
+    """Run all but the newest token."""
+    start, end = conversation.computed, len(conversation.tokens) - 1
+    if start >= end:
+        return
+    positions = torch.arange(start, end, device=target.device)
+    span = min(-(-end // SPAN_STEP) * SPAN_STEP, cache.length)
+    mask = additive(torch.arange(span, device=target.device) <= positions.unsqueeze(1), target.dtype)
+    plan = AttentionPlan(slot, 1, end - start, positions, cache.flat_row(slot, 0) + positions, span, mask[None, None])
+    target(torch.tensor(conversation.tokens[start:end], device=target.device), plan, cache)
+    conversation.computed = end
+
+
+def _decode(target: Llama, cache: KVCache, slots: list[_Conversation], writing: Writing, generator: torch.Generator) -> list[int]:
+    """The next token of every conversation."""
+    newest = torch.tensor([conversation.tokens[-1] for conversation in slots], device=target.device)
+    offsets = torch.tensor([conversation.computed for conversation in slots], device=target.device)
+    span = min(-(-max(conversation.computed + 1 for conversation in slots) // SPAN_STEP) * SPAN_STEP, cache.length)
+    mask = additive(torch.arange(span, device=target.device) <= offsets.view(-1, 1, 1, 1), target.dtype)
+    rows = cache.flat_rows(torch.arange(len(slots), device=target.device), offsets)
+    plan = AttentionPlan(0, len(slots), 1, offsets, rows, span, mask)
+    logits = target.logits(target(newest, plan, cache))
+    for conversation in slots:
+        conversation.computed += 1
+    if writing.temperature == 0:
+        greedy: list[int] = logits.argmax(-1).tolist()
+        return greedy
+    probabilities = torch.softmax(logits.float() / writing.temperature, dim=-1)
+    drawn: list[int] = torch.multinomial(probabilities, 1, generator=generator).squeeze(1).tolist()
+    return drawn
