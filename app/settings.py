@@ -17,7 +17,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from speculative.config import BUNDLED, DType, EngineConfig
+from speculative.config import BUNDLED, Compile, DType, EngineConfig
 from speculative.errors import EngineLoadError
 
 ENV_PREFIX = "MOASERVE_"
@@ -55,6 +55,7 @@ class Settings(BaseSettings):
     draft_nodes: int = Field(12, ge=1)
     draft_min_reach: float = Field(0.3, ge=0, le=1)
     num_threads: int | None = Field(None, ge=1)
+    compile: Compile = "auto"
 
     @model_validator(mode="after")
     def _engine_agrees(self) -> Settings:

@@ -121,6 +121,7 @@ def run_offline(
         "model": config.model,
         "drafter": engine.info.drafter,
         "dtype": engine.info.dtype,
+        "compiled": bool(engine.target.compiled),
         "draft_depth": config.draft_depth,
         "draft_breadth": config.draft_breadth,
         "draft_nodes": config.draft_nodes,

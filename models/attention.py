@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.kv_cache import KVCache
+from models.kv_cache import KVCache, KVWindow
 from models.layers import Attend
 
 
@@ -17,7 +17,7 @@ class AttentionPlan:
     """Where a batch's rows are written in the cache and what each of them sees; built once a step, used by every layer.
 
     The batch covers ``batch`` consecutive slots from ``first_slot`` with ``rows`` rows each. ``write`` [batch·rows] are flat cache
-    rows; ``mask`` is additive, [batch, 1, rows, span], over the slot's cache rows ``start … start+span``.
+    rows; ``mask`` is additive, [batch, 1, rows, span], over the slot's first ``span`` cache rows, scratch rows included.
     """
 
     first_slot: int
@@ -25,7 +25,6 @@ class AttentionPlan:
     rows: int
     positions: Tensor
     write: Tensor
-    start: int
     span: int
     mask: Tensor
 
@@ -39,14 +38,14 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
 
 
-def cached_attention(cache: KVCache, layer: int, plan: AttentionPlan, mask: Tensor, num_heads: int) -> Attend:
+def cached_attention(cache: KVCache | KVWindow, layer: int, plan: AttentionPlan, mask: Tensor, num_heads: int) -> Attend:
     """Attention that writes the rows' keys and values into ``cache`` and reads all that the plan's mask lets them see."""
     head_dim, kv_heads = cache.head_dim, cache.num_kv_heads
     groups = num_heads // kv_heads
 
     def attend(qkv: Tensor) -> Tensor:
         cache.write(layer, plan.write, qkv[:, num_heads * head_dim :])
-        keys, values = cache.read(layer, plan.first_slot, plan.batch, plan.start, plan.span)
+        keys, values = cache.read(layer, plan.first_slot, plan.batch, 0, plan.span)
         queries = qkv[:, : num_heads * head_dim].reshape(plan.batch, plan.rows * groups, kv_heads, head_dim).transpose(1, 2)
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         return out.transpose(1, 2).reshape(plan.batch * plan.rows, num_heads * head_dim)

@@ -36,6 +36,7 @@ class KVCache:
         self._slots = self.data[:, :-1].unflatten(1, (num_slots, self.rows_per_slot)).unflatten(3, (2, num_kv_heads, head_dim))
         self._layers = self.data.unbind(0)
         self._views: dict[tuple[int, int, int, int], list[tuple[Tensor, Tensor]]] = {}
+        self._windows: dict[tuple[int, int], list[Tensor]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +74,15 @@ class KVCache:
             self._views[key] = views
         return views[layer]
 
+    def window(self, first_slot: int, batch: int) -> list[Tensor]:
+        """Each layer's rows of consecutive slots as one dense tensor [batch, rows_per_slot, 2·n_kv·d]."""
+        key = (first_slot, batch)
+        window = self._windows.get(key)
+        if window is None:
+            rows = slice(first_slot * self.rows_per_slot, (first_slot + batch) * self.rows_per_slot)
+            window = self._windows[key] = [layer[rows].view(batch, self.rows_per_slot, -1) for layer in self._layers]
+        return window
+
     def move_rows(self, source: Tensor, destination: Tensor) -> None:
         """Copy flat rows ``source`` [n] to ``destination`` [n] in every layer."""
         self.data.index_copy_(1, destination, self.data.index_select(1, source))
@@ -86,6 +96,29 @@ class KVCache:
         """Flat rows [n] of all layers in LSA's layout: [n, L, 2·n_kv·d], k and v of each head side by side."""
         kv = self.data.index_select(1, rows).transpose(0, 1)
         return lsa_layout(kv, self.num_kv_heads, self.head_dim)
+
+
+class KVWindow:
+    """The slots of a batch, given as one tensor a layer (``KVCache.window``): what a compiled graph knows of a cache."""
+
+    def __init__(self, layers: list[Tensor], num_kv_heads: int, head_dim: int) -> None:
+        self.layers, self.num_kv_heads, self.head_dim = layers, num_kv_heads, head_dim
+        self.rows_per_slot = layers[0].shape[1]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """As ``KVCache.gather``."""
+        kv = torch.stack([layer.view(-1, layer.shape[-1]).index_select(0, rows) for layer in self.layers], dim=1)
+        return lsa_layout(kv, self.num_kv_heads, self.head_dim)
+
+    def write(self, layer: int, rows: Tensor, kv: Tensor) -> None:
+        """Write kv [n, 2·n_kv·d] to the ``rows`` [n], counted from the window's first."""
+        self.layers[layer].view(-1, kv.shape[-1]).index_copy_(0, rows, kv)
+
+    def read(self, layer: int, first_slot: int, batch: int, start: int, span: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [batch, n_kv, span, d]; the window is the batch, so ``first_slot`` and ``start`` are 0."""
+        assert first_slot == start == 0
+        kv = self.layers[layer][:, :span].unflatten(2, (2, self.num_kv_heads, self.head_dim))
+        return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
 
 
 def lsa_layout(kv: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:

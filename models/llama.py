@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from models.attention import AttentionPlan, cached_attention, masked_attention
 from models.config import DecoderConfig
-from models.kv_cache import KVCache, lsa_layout
+from models.kv_cache import KVCache, KVWindow, lsa_layout
 from models.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
+
+CompiledGraph = Callable[[list[Tensor]], list[Tensor]]
+"""Stands in for a part of a network: from its inputs, in a flat list, to its outputs (``models.compiled``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,10 @@ class TargetActivations:
 
 
 class Llama(nn.Module):
-    """Decoder-only transformer with explicit inputs: tokens, an attention plan and a cache that the caller owns."""
+    """Decoder-only transformer with explicit inputs: tokens, an attention plan and a cache that the caller owns.
+
+    ``compiled`` holds graphs that stand in for parts of it, by name: see ``models.compiled``.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -54,6 +60,7 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.tie_embeddings()
         self.rotary = RotaryTable(config.head_dim, config.rope)
+        self.compiled: dict[str, CompiledGraph] = {}
 
     def tie_embeddings(self) -> None:
         """Let the LM head share the embedding's weights."""
@@ -83,14 +90,21 @@ class Llama(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What enters the LM head [n, E] -> logits [n, V]."""
-        out: Tensor = self.lm_head(hidden)
+        head = self.compiled.get("head")
+        out: Tensor = self.lm_head(hidden) if head is None else head([hidden])[0]
         return out
 
     def forward(self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache) -> Tensor:
         """Token ids [n = batch·rows] -> hidden states after the final norm [n, E]; their keys and values go into ``cache``."""
-        return self.run_layers(self.embed(token_ids), plan, cache, first_layer=0)
+        decoder = self.compiled.get("decoder")
+        if decoder is None:
+            return self.run_layers(self.embed(token_ids), plan, cache, first_layer=0)
+        shape = (plan.batch, plan.rows)
+        write = plan.write - plan.first_slot * cache.rows_per_slot if plan.first_slot else plan.write
+        window = cache.window(plan.first_slot, plan.batch)
+        return decoder([token_ids.view(shape), plan.positions.view(shape), write.view(shape), plan.mask, *window])[0]
 
-    def run_layers(self, hidden: Tensor, plan: AttentionPlan, cache: KVCache, *, first_layer: int) -> Tensor:
+    def run_layers(self, hidden: Tensor, plan: AttentionPlan, cache: KVCache | KVWindow, *, first_layer: int) -> Tensor:
         """Run the layers from ``first_layer`` on and the final norm: [n, E] -> [n, E]."""
         rope = self.rotary(plan.positions)
         mask = plan.rows_mask(self.config.num_heads // self.config.num_kv_heads)

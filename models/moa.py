@@ -64,6 +64,9 @@ class MoA(nn.Module):
     def _layer_rope(self, n: int, like: Tensor) -> Rope:
         """Rotations of layers 0 … L−1, once for each of n tokens; the table is kept, as serving asks for it at every step."""
         layers = self.config.target.num_layers
+        if torch.compiler.is_compiling():
+            cos, sin = self.layer_rotary(torch.arange(layers, device=like.device))
+            return cos.repeat(n, 1, 1, 1), sin.repeat(n, 1, 1, 1)
         cos, sin = self._layer_ropes
         if len(cos) < n * layers or cos.dtype != like.dtype or cos.device != like.device:
             self.layer_rotary.reserve(layers, like)

@@ -17,15 +17,19 @@ def span_of(cache: KVCache, length: int) -> int:
     return min(-(-length // _SPAN_STEP) * _SPAN_STEP, cache.length)
 
 
+def text_mask(cache: KVCache, span: int, last: Tensor) -> Tensor:
+    """Additive mask [..., scratch + span]: no scratch row, and of the text all up to position ``last`` [..., 1]."""
+    columns = torch.arange(-cache.scratch, span, device=last.device)
+    return additive((columns >= 0) & (columns <= last), cache.data.dtype)
+
+
 def prefill_plan(cache: KVCache, slot: int, start: int, end: int) -> AttentionPlan:
     """Tokens ``start`` … ``end`` of one slot's text, each seeing all up to itself."""
     device = cache.data.device
     positions = torch.arange(start, end, device=device)
     span = span_of(cache, end)
-    mask = additive(torch.arange(span, device=device) <= positions.unsqueeze(1), cache.data.dtype)
-    return AttentionPlan(
-        slot, 1, end - start, positions, cache.flat_row(slot, 0) + positions, cache.scratch, span, mask[None, None]
-    )
+    mask = text_mask(cache, span, positions.view(1, 1, -1, 1))
+    return AttentionPlan(slot, 1, end - start, positions, cache.flat_row(slot, 0) + positions, mask.shape[-1], mask)
 
 
 def verify_plan(cache: KVCache, lengths: list[int], tree: DraftTree) -> AttentionPlan:
@@ -39,9 +43,9 @@ def verify_plan(cache: KVCache, lengths: list[int], tree: DraftTree) -> Attentio
     slots = torch.arange(batch, device=device).unsqueeze(1) * cache.rows_per_slot
     if rows == 1:
         span = span_of(cache, max(lengths) + 1)
-        mask = additive(torch.arange(span, device=device) <= offsets.view(-1, 1, 1, 1), cache.data.dtype)
+        mask = text_mask(cache, span, offsets.view(-1, 1, 1, 1))
         write = slots.squeeze(1) + cache.scratch + offsets
-        return AttentionPlan(0, batch, 1, offsets, write, cache.scratch, span, mask)
+        return AttentionPlan(0, batch, 1, offsets, write, mask.shape[-1], mask)
     ancestors = tree.ancestors().to(device)
     positions = (offsets.unsqueeze(1) + ancestors.sum(-1) - 1).flatten()
     write = (slots + torch.arange(rows, device=device)).flatten()
@@ -49,7 +53,7 @@ def verify_plan(cache: KVCache, lengths: list[int], tree: DraftTree) -> Attentio
     mask = torch.full((batch, 1, rows, cache.scratch + prefix), float("-inf"), dtype=cache.data.dtype, device=device)
     mask[:, 0, :, :rows].masked_fill_(ancestors, 0.0)
     mask[..., cache.scratch :].masked_fill_(torch.arange(prefix, device=device) < offsets.view(-1, 1, 1, 1), 0.0)
-    return AttentionPlan(0, batch, rows, positions, write, 0, cache.scratch + prefix, mask)
+    return AttentionPlan(0, batch, rows, positions, write, cache.scratch + prefix, mask)
 
 
 def borrowed_plan(
@@ -67,4 +71,4 @@ def borrowed_plan(
     mask[..., cache.scratch :].masked_fill_(torch.arange(prefix, device=device) < offsets.view(-1, 1, 1, 1), 0.0)
     slots = torch.arange(batch, device=device).unsqueeze(1) * cache.rows_per_slot
     write = (slots + torch.arange(first_row, first_row + width, device=device)).flatten()
-    return AttentionPlan(0, batch, width, positions, write, 0, cache.scratch + prefix, mask)
+    return AttentionPlan(0, batch, width, positions, write, cache.scratch + prefix, mask)

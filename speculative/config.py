@@ -9,6 +9,7 @@ from speculative.errors import EngineLoadError
 
 BUNDLED = "bundled"
 DType = Literal["auto", "float32", "bfloat16"]
+Compile = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class EngineConfig:
     model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the prompt tokens run per step.
     ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and the ``draft_nodes`` best are verified;
     drafting stops early once the kept nodes of a level have, together, a probability below ``draft_min_reach``.
+    ``compile`` makes machine code of the networks, on CPUs with a C++ compiler: "auto" where it can and pays.
     """
 
     model: str = BUNDLED
@@ -34,6 +36,7 @@ class EngineConfig:
     draft_nodes: int = 12
     draft_min_reach: float = 0.3
     num_threads: int | None = None
+    compile: Compile = "auto"
 
     def __post_init__(self) -> None:
         """Refuse sizes that cannot work, naming the setting."""

@@ -41,6 +41,7 @@ class Engine:
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.target, self.tokenizer, self.policy, self.info = target, tokenizer, policy, info
+        self.largest_shape = largest_shape
         self.eos_token_ids = eos_token_ids
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         self.scheduler = Scheduler(max_num_seqs, prefill_chunk)

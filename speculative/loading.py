@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from models.compiled import unsupported
 from models.errors import CheckpointError
 from models.llama import Llama
 from models.loader import BUNDLED as BUNDLED_FOLDERS
-from models.loader import load_drafter, load_target, optimize_for_inference, read_json, resolve
+from models.loader import eos_token_ids, load_drafter, load_target, optimize_for_inference, read_json, resolve
+from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.drafters.base import Drafter
 from speculative.drafters.moa import MoADrafter
@@ -19,6 +21,9 @@ from speculative.drafters.ngram import NgramDrafter
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape, FixedPolicy
+
+LARGEST_COMPILED = 500_000_000
+"""Parameters up to which compilation is tried unasked: beyond, weights take the time, and each graph keeps a copy of them."""
 
 
 def load_engine(config: EngineConfig) -> Engine:
@@ -30,6 +35,30 @@ def load_engine(config: EngineConfig) -> Engine:
 
 
 def _load(config: EngineConfig) -> Engine:
+    engine = load_uncompiled(config)
+    if _compiles(config, engine.target):
+        compile_engine(engine, config)
+    else:
+        optimize_for_inference(engine.target)
+    if isinstance(engine.drafter, MoADrafter) and not engine.drafter.compiled:
+        engine.drafter.pack()
+    return engine
+
+
+def _compiles(config: EngineConfig, target: Llama) -> bool:
+    """Whether to compile; raises EngineLoadError where it was asked for and cannot be."""
+    if config.compile == "off":
+        return False
+    reason = unsupported(target.device)
+    if reason is None and config.compile == "auto" and sum(p.numel() for p in target.parameters()) > LARGEST_COMPILED:
+        reason = "the model is so large that its products outweigh what compilation saves"
+    if reason is not None and config.compile == "on":
+        raise EngineLoadError(f"--compile on: {reason}")
+    return reason is None
+
+
+def load_uncompiled(config: EngineConfig) -> Engine:
+    """An engine whose weights are as they were loaded, neither packed nor compiled."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = _device(config.device)
@@ -43,7 +72,6 @@ def _load(config: EngineConfig) -> Engine:
         )
     shape = DraftShape(config.draft_depth, config.draft_breadth, config.draft_nodes, config.draft_min_reach)
     make_drafter, drafter_name = _drafter(config, target, shape)
-    optimize_for_inference(target)
     generation = read_json(folder, "generation_config.json")
     info = ModelInfo(
         name=BUNDLED_FOLDERS["target"].name if config.model == BUNDLED else config.model.rstrip("/").rsplit("/", 1)[-1],
@@ -64,7 +92,7 @@ def _load(config: EngineConfig) -> Engine:
         info,
         max_num_seqs=config.max_num_seqs,
         prefill_chunk=config.prefill_chunk,
-        eos_token_ids=_eos(generation, read_json(folder, "config.json")),
+        eos_token_ids=eos_token_ids(folder),
     )
 
 
@@ -96,8 +124,8 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
         return None, "none"
     if choice == "ngram":
         return lambda slots, length: NgramDrafter(), "ngram"
-    # Draft levels have a handful of rows: on a CPU, float32 products of that size take half the time of bfloat16 ones.
-    dtype = torch.float32 if target.device.type == "cpu" else target.dtype
+    # Draft levels have a handful of rows: on a CPU, uncompiled float32 products of that size take half the time of bfloat16 ones.
+    dtype = target.dtype if target.device.type != "cpu" or _compiles(config, target) else torch.float32
     moa = load_drafter(choice, target.config, dtype=dtype, device=target.device)
     return lambda slots, length: MoADrafter(moa, target, slots, length, shape), "moa"
 
@@ -107,11 +135,3 @@ def _default_sampling(generation: dict[str, Any]) -> dict[str, Any]:
     if generation.get("do_sample") is False:
         defaults["temperature"] = 0.0
     return defaults
-
-
-def _eos(*configs: dict[str, Any]) -> frozenset[int]:
-    for config in configs:
-        ids = config.get("eos_token_id")
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()

@@ -40,6 +40,14 @@ PrefillChunk = Annotated[
     typer.Option(help="Prompt tokens run per step; fewer keep running streams smoother. (default: 512)", rich_help_panel=ENGINE),
 ]
 NumThreads = Annotated[int | None, typer.Option(help="CPU threads. (default: PyTorch's choice)", rich_help_panel=ENGINE)]
+Compile = Annotated[
+    str | None,
+    typer.Option(
+        help="Compile the networks for this CPU: auto, on or off. Takes a minute or two, once; decoding is then some three times "
+        "faster for small models. (default: auto: where there is a C++ compiler and the model is small)",
+        rich_help_panel=ENGINE,
+    ),
+]
 Drafter = Annotated[
     str | None,
     typer.Option(

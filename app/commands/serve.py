@@ -33,6 +33,7 @@ def serve(
     max_num_seqs: options.MaxNumSeqs = None,
     prefill_chunk: options.PrefillChunk = None,
     num_threads: options.NumThreads = None,
+    compile: options.Compile = None,
     drafter: options.Drafter = None,
     draft_depth: options.DraftDepth = None,
     draft_breadth: options.DraftBreadth = None,

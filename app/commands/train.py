@@ -31,7 +31,7 @@ def _evaluate(target: str, drafter: str, valid: str | None) -> None:
 
     path = Path(valid) if valid is not None and Path(valid).is_file() else BUNDLED_PROMPTS
     try:
-        engine = load_engine(EngineConfig(model=target, drafter=drafter, max_num_seqs=1))
+        engine = load_engine(EngineConfig(model=target, drafter=drafter, max_num_seqs=1, compile="off"))
         if engine.tokenizer is None:
             options.fail(f"{target} has no tokenizer")
         limit = min(_MAX_PROMPT_TOKENS, engine.info.max_model_len - _MAX_TOKENS)

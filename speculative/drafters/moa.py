@@ -6,52 +6,59 @@ Memory, and SA's keys and values, are kept for verified tokens; tree nodes live 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention import AttentionPlan, additive, cached_attention
+from models.attention import additive
 from models.kv_cache import KVCache
-from models.layers import Linear
-from models.llama import Llama
+from models.llama import CompiledGraph, Llama
 from models.loader import optimize_for_inference
 from models.moa import MoA
 from speculative.batch import borrowed_plan, span_of
 from speculative.drafters.base import VerifiedTokens
+from speculative.drafters.moa_network import Candidates, Frontier, MoANetwork, Place, Text, select
 from speculative.policy import DraftShape
-from speculative.sampling import gumbel_noise, noise_key, top_tokens
+from speculative.sampling import gumbel_noise, noise_key
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
-_CANDIDATES = 32
+CANDIDATES = 32
 """Drafter tokens per node that get noise when sampling; the rest are too unlikely to win."""
 
 
 class MoADrafter:
-    """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified."""
+    """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
+
+    ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``.
+    """
 
     name = "moa"
 
     def __init__(self, moa: MoA, target: Llama, num_slots: int, length: int, shape: DraftShape) -> None:
-        self.moa, self.target = moa, target
+        self.target = target
         if target.device.type == "cpu" and target.dtype == torch.bfloat16:
             # LSA has a row per layer of every token: enough for bfloat16 products, and the target's cache is read as it is.
             moa.lsa.to(torch.bfloat16)
             moa.to_memory.to(torch.bfloat16)
-        optimize_for_inference(moa)
-        self.head = _draft_head(moa, target)
+        self.network = MoANetwork(moa, target)
         self.borrowed = moa.config.target_layer_inference
         config = moa.config
         head_dim = config.target.head_dim
-        scratch = 1 + shape.depth * shape.breadth
-        self.dtype = moa.sa.qkv.weight.dtype
-        device, dtype = target.device, self.dtype
-        self.sa_cache = KVCache(1, num_slots, scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
+        self.scratch = 1 + shape.depth * shape.breadth
+        device, dtype = target.device, self.network.dtype
+        self.sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
         self.ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
-        moa.rotary.reserve(length + scratch, moa.sa.qkv.weight)
-        self._sa_groups = config.target.num_heads // config.sa_num_kv_heads
-        self._ca_groups = config.target.num_heads // config.ca_num_kv_heads
+        moa.rotary.reserve(length + self.scratch, moa.sa.qkv.weight)
+        moa.layer_rotary.reserve(config.target.num_layers, moa.lsa.qkv.weight)
+        self.compiled: dict[str, CompiledGraph] = {}
+
+    def pack(self) -> None:
+        """Prepare the network's weights for inference without compiled graphs."""
+        optimize_for_inference(self.network.moa)
+        if self.network.head is not self.target.lm_head:
+            self.network.head.pack()
 
     def target_scratch_rows(self, shape: DraftShape) -> int:
         """Borrowed layers keep the keys and values of drafted nodes in the target's scratch rows."""
@@ -65,13 +72,14 @@ class MoADrafter:
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""
         slots, positions = verified.slots, verified.positions
-        rope = self.moa.rotary(positions)
-        kv = target_cache.gather(target_cache.flat_rows(slots, positions))
-        memory = self.moa.memory(kv.to(self.moa.dtype)).to(self.dtype)
-        self.ca_cache.write(0, self.ca_cache.flat_rows(slots, positions), self.moa.cross_keys_values(memory, rope))
-        self.sa_cache.write(
-            0, self.sa_cache.flat_rows(slots, positions), self.moa.self_keys_values(self._embed(verified.token_ids), rope)
-        )
+        source = target_cache.flat_rows(slots, positions)
+        rows = (self.sa_cache.flat_rows(slots, positions), self.ca_cache.flat_rows(slots, positions))
+        if remember := self.compiled.get("remember"):
+            windows = (layer for kv in (target_cache, self.sa_cache, self.ca_cache) for layer in kv.window(0, kv.num_slots))
+            remember([verified.token_ids, positions, source, *rows, *windows])
+        else:
+            kv = target_cache.gather(source)
+            self.network.remember(verified.token_ids, positions, kv, self.sa_cache, self.ca_cache, rows)
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """Draft level by level; see DESIGN: nodes are ranked by the perturbed drafter's probability."""
@@ -80,139 +88,94 @@ class MoADrafter:
             pass
         return growth.tree()
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
-        return self.target.embed(token_ids).to(self.dtype)
-
 
 class _Growth:
-    """One step's trees while they grow. Shapes: B sequences, w frontier nodes each, k candidates a node."""
+    """One step's trees while they grow."""
 
     def __init__(self, drafter: MoADrafter, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> None:
         self.drafter, self.shape, self.target_cache = drafter, shape, target_cache
         self.sequences, self.batch = sequences, len(sequences)
-        device = drafter.target.device
-        self.lengths = torch.tensor([sequence.num_computed for sequence in sequences], device=device)
+        device, dtype = drafter.target.device, drafter.network.dtype
         self.longest = max(sequence.num_computed for sequence in sequences)
+        lengths = torch.tensor([sequence.num_computed for sequence in sequences], device=device)
+        columns = torch.arange(span_of(drafter.sa_cache, self.longest), device=device)
+        self.text = Text(lengths, additive(columns < lengths.view(-1, 1, 1, 1), dtype))
         self.sampling = _Sampling.of(sequences, device)
-        self.level = 0
-        self.tokens = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
-        self.scores = torch.zeros(self.batch, 1, device=device)
-        # Row numbers among all candidates of the tree: the root is 0, then level by level.
-        self.numbers = torch.zeros(self.batch, 1, dtype=torch.long, device=device)
-        self.drafted: list[tuple[Tensor, Tensor, Tensor]] = []
-        cache = drafter.sa_cache
-        self.span = cache.scratch + span_of(cache, self.longest)
-        columns = torch.arange(self.span - cache.scratch, device=device)
-        self.prefix_mask = additive(columns < self.lengths.view(-1, 1, 1, 1), drafter.dtype)
-        self.tree_mask = torch.full((self.batch, 1, 1, cache.scratch), float("-inf"), dtype=drafter.dtype, device=device)
-        self.tree_mask[..., 0] = 0.0
-        self.first_row = 0
-        slots = torch.arange(self.batch, device=device).unsqueeze(1)
-        self.scratch_rows = slots * cache.rows_per_slot + torch.arange(cache.scratch, device=device)
+        self.level = self.row = 0
+        self.number = 1
+        mask = torch.full((self.batch, 1, drafter.scratch), float("-inf"), dtype=dtype, device=device)
+        mask[..., 0] = 0.0
+        # Numbers count all candidates of the tree: the root is 0, then level by level.
+        self.frontier = Frontier(
+            torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device),
+            torch.zeros(self.batch, 1, device=device),
+            torch.zeros(self.batch, 1, dtype=torch.long, device=device),
+            mask,
+        )
+        self.drafted: list[Candidates] = []
 
     def expand(self) -> bool:
         """Draft one level from the frontier; True when another level should follow."""
-        width = self.tokens.shape[1]
-        logits = self._logits()
-        log_probs, tokens = self._candidates(logits.view(self.batch, width, -1))
-        scores = (self.scores.unsqueeze(-1) + log_probs).flatten(1)
-        parents = self.numbers.repeat_interleave(log_probs.shape[-1], dim=1)
-        tokens = tokens.flatten(1)
-        self.drafted.append((scores, tokens, parents))
-        first_number = 1 + sum(part[0].shape[1] for part in self.drafted[:-1])
+        width = self.frontier.tokens.shape[1]
+        candidates, following, reach = self._level(_place(self.level, self.row, self.number, self.drafter.target.device))
+        self.drafted.append(candidates)
         self.level += 1
-        if self.level >= self.shape.depth:
-            return False
-        best, index = scores.topk(min(self.shape.breadth, scores.shape[1]), dim=1)
-        if self.shape.min_reach > 0.0 and bool(best.exp().sum(dim=1).mean() < self.shape.min_reach):
-            return False
-        self._grow_mask(index // log_probs.shape[-1])
-        self.tokens, self.scores, self.numbers = tokens.gather(1, index), best, index + first_number
-        return True
+        self.row += width
+        self.number += candidates.scores.shape[1]
+        self.frontier = following
+        return self.level < self.shape.depth and float(reach) >= self.shape.min_reach
 
-    def _grow_mask(self, parents: Tensor) -> None:
-        """Every node of the new frontier sees what its parent saw, and itself."""
-        width = parents.shape[1]
-        self.first_row += self.tokens.shape[1]
-        scratch = self.tree_mask.shape[-1]
-        mask = self.tree_mask.squeeze(1).gather(1, parents.unsqueeze(-1).expand(-1, -1, scratch))
-        mask[:, :, self.first_row : self.first_row + width].diagonal(dim1=1, dim2=2).zero_()
-        self.tree_mask = mask.unsqueeze(1)
-
-    def _logits(self) -> Tensor:
-        """Run SA, CA and the head on the frontier: float32 logits [B·w, V], or [B·w, K] over a draft vocabulary."""
-        drafter, moa, target = self.drafter, self.drafter.moa, self.drafter.target
-        width = self.tokens.shape[1]
-        positions = (self.lengths + self.level).repeat_interleave(width)
-        rope = moa.rotary(positions)
-        hidden = moa.sa(
-            drafter._embed(self.tokens.flatten()),
-            rope,
-            cached_attention(
-                drafter.sa_cache, 0, plan := self._plan(positions), plan.rows_mask(drafter._sa_groups), moa.sa.num_heads
-            ),
-        )
-        feature = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope)))
-        if drafter.borrowed:
-            feature = target.run_layers(
-                feature.to(target.dtype),
-                borrowed_plan(self.target_cache, self.lengths, self.longest, positions, self.tree_mask, self.first_row),
-                self.target_cache,
-                first_layer=target.config.num_layers - drafter.borrowed,
-            )
-        logits: Tensor = drafter.head(feature.to(target.dtype))
-        return logits.float()
-
-    def _plan(self, positions: Tensor) -> AttentionPlan:
-        width = self.tokens.shape[1]
-        write = self.scratch_rows[:, self.first_row : self.first_row + width].flatten()
-        mask = torch.cat((self.tree_mask, self.prefix_mask.expand(-1, -1, width, -1)), dim=-1)
-        return AttentionPlan(0, self.batch, width, positions, write, 0, self.span, mask)
-
-    def _cross_attend(self, queries: Tensor) -> Tensor:
-        """Queries [B·w, h, d] over the memory of verified tokens -> [B·w, h·d]."""
-        if self.longest == 0:
-            return torch.zeros_like(queries).flatten(1)
-        cache, width = self.drafter.ca_cache, self.tokens.shape[1]
-        alone = self.batch == 1
-        span = self.longest if alone else span_of(cache, self.longest)
-        keys, values = cache.read(0, 0, self.batch, 0, span)
-        grouped = queries.view(self.batch, -1, cache.num_kv_heads, cache.head_dim).transpose(1, 2)
-        # Alone, everything in the span is visible and no mask is needed; a sequence without memory must not see only −inf.
-        mask = None if alone else self.prefix_mask[..., :span].masked_fill((self.lengths == 0).view(-1, 1, 1, 1), 0.0)
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-        return out.transpose(1, 2).reshape(self.batch * width, -1)
-
-    def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, w, V] -> log-probabilities and token ids of each node's best candidates, [B, w, breadth]."""
-        breadth = self.shape.breadth
+    def _level(self, place: Place) -> tuple[Candidates, Frontier, Tensor]:
+        drafter, frontier, breadth = self.drafter, self.frontier, self.shape.breadth
+        compiled = drafter.compiled
+        windows = (drafter.sa_cache.window(0, self.batch)[0], drafter.ca_cache.window(0, self.batch)[0])
+        inputs = [*frontier, *self.text, *place, *windows]
+        if self.sampling is None and "level" in compiled:
+            outputs = compiled["level"](inputs)
+            return Candidates(*outputs[:3]), Frontier(*outputs[3:7]), outputs[7]
+        if self.sampling is not None and "candidates" in compiled:
+            best, ids, total = compiled["candidates"](inputs)
+        else:
+            feature = drafter.network.feature(frontier, self.text, place, drafter.sa_cache, drafter.ca_cache)
+            feature = self._through_borrowed(feature) if drafter.borrowed else feature
+            best, ids, total = drafter.network.candidates(feature, self.batch, breadth if self.sampling is None else CANDIDATES)
         if self.sampling is None:
-            best, ids = top_tokens(logits.log_softmax(-1), breadth)
-            return best, self._token_ids(ids)
-        best, ids = top_tokens(logits / self.sampling.temperature, _CANDIDATES)
-        ids = self._token_ids(ids)
+            log_probs = best - total
+        else:
+            log_probs, ids = self._perturbed(self.sampling, best, ids)
+        return select(frontier, log_probs, ids, place, breadth)
+
+    def _through_borrowed(self, feature: Tensor) -> Tensor:
+        """Run the target's last N layers on the frontier: [B·w, E] -> [B·w, E]."""
+        target, lengths = self.drafter.target, self.text.lengths
+        positions = (lengths + self.level).repeat_interleave(self.frontier.tokens.shape[1])
+        tree_mask = self.frontier.mask.unsqueeze(1)
+        return target.run_layers(
+            feature.to(target.dtype),
+            borrowed_plan(self.target_cache, lengths, self.longest, positions, tree_mask, self.row),
+            self.target_cache,
+            first_layer=target.config.num_layers - self.drafter.borrowed,
+        )
+
+    def _perturbed(self, sampling: _Sampling, best: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Best logits and token ids [B, w, 32] -> log-probabilities under noise and sampling settings, and ids, [B, w, breadth]."""
         keys = [
             0 if sequence.request.params.greedy else noise_key(sequence.seed, sequence.num_computed + self.level + 1)
             for sequence in self.sequences
         ]
-        noise = gumbel_noise(torch.tensor(keys, device=logits.device).view(-1, 1, 1), ids)
-        perturbed = best + noise.masked_fill_(self.sampling.greedy, 0.0)
-        log_probs = perturbed.masked_fill_(~self.sampling.allowed(best), float("-inf")).log_softmax(-1)
-        log_probs, index = log_probs.topk(min(breadth, log_probs.shape[-1]), dim=-1)
+        noise = gumbel_noise(torch.tensor(keys, device=best.device).view(-1, 1, 1), ids)
+        best = best / sampling.temperature
+        perturbed = best + noise.masked_fill_(sampling.greedy, 0.0)
+        log_probs = perturbed.masked_fill_(~sampling.allowed(best), float("-inf")).log_softmax(-1)
+        log_probs, index = log_probs.topk(min(self.shape.breadth, log_probs.shape[-1]), dim=-1)
         return log_probs, ids.gather(-1, index)
-
-    def _token_ids(self, ids: Tensor) -> Tensor:
-        vocabulary = self.drafter.moa.draft_vocabulary
-        return ids if vocabulary is None else vocabulary[ids]
 
     def tree(self) -> DraftTree:
         """The best nodes of all levels.
 
         A child never scores above its parent, and of equals the stable sort takes the parent first, so they form a tree.
         """
-        scores = torch.cat([part[0] for part in self.drafted], dim=1)
-        tokens = torch.cat([part[1] for part in self.drafted], dim=1)
-        parents = torch.cat([part[2] for part in self.drafted], dim=1)
+        scores, tokens, parents = (torch.cat(parts, dim=1) for parts in zip(*self.drafted, strict=True))
         count = min(self.shape.nodes, scores.shape[1])
         index = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(dim=1).values
         rows = torch.zeros(self.batch, scores.shape[1] + 1, dtype=torch.long, device=scores.device)
@@ -221,14 +184,10 @@ class _Growth:
         return DraftTree(tokens.gather(1, index), rows.gather(1, parents.gather(1, index)), sizes)
 
 
-def _draft_head(moa: MoA, target: Llama) -> Linear:
-    """The target's LM head, cut to the draft vocabulary where there is one."""
-    if moa.draft_vocabulary is None:
-        return target.lm_head
-    head = Linear(target.config.hidden_size, len(moa.draft_vocabulary)).requires_grad_(False)
-    head.weight = torch.nn.Parameter(target.lm_head.weight[moa.draft_vocabulary], requires_grad=False)
-    head.pack()
-    return head
+@cache
+def _place(depth: int, row: int, number: int, device: torch.device) -> Place:
+    """Built once for each level of a shape: creating tensors costs as much as computing with them."""
+    return Place(*(torch.tensor([value], device=device) for value in (depth, row, number)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ def test_the_engine_gets_every_one_of_its_settings() -> None:
         "draft_nodes": 2,
         "draft_min_reach": 0.25,
         "num_threads": 1,
+        "compile": "off",
     }
     assert changed.keys() == {field.name for field in fields(EngineConfig)}
     assert Settings(**changed).engine_config() == EngineConfig(**changed)  # type: ignore[arg-type]

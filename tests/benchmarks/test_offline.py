@@ -13,7 +13,9 @@ from speculative.config import EngineConfig
 from speculative.loading import load_engine
 from tests.speculative.conftest import N0
 
-CONFIG = EngineConfig(model=str(N0 / "target"), drafter=str(N0 / "drafter"), dtype="float32", max_num_seqs=1, num_threads=1)
+CONFIG = EngineConfig(
+    model=str(N0 / "target"), drafter=str(N0 / "drafter"), dtype="float32", max_num_seqs=1, num_threads=1, compile="off"
+)
 
 
 def test_a_run_compares_three_ways_and_adds_up() -> None:

@@ -37,7 +37,7 @@ def start_server(*options: str) -> Server:
     """Start a server on a free port and wait until it says that it is ready."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.cli", "serve", "--port", "0", *options],
+        [sys.executable, "-m", "app.cli", "serve", "--port", "0", "--compile", "off", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -68,7 +68,6 @@ def plan(cache: KVCache, sequences: Sequence[Sequence[Row]], *, first_slot: int 
         rows=rows,
         positions=torch.tensor(positions),
         write=torch.tensor(write),
-        start=0,
         span=cache.rows_per_slot,
         mask=mask,
     )

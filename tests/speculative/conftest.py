@@ -39,7 +39,7 @@ def make_engine() -> MakeEngine:
                 drafter=str(folder / "drafter") if drafter == "moa" else drafter,
                 dtype="float32",
                 device="cpu",
-                **{"max_model_len": 128, "max_num_seqs": 4, **DRAFT, **settings},  # type: ignore[arg-type]
+                **{"max_model_len": 128, "max_num_seqs": 4, "compile": "off", **DRAFT, **settings},  # type: ignore[arg-type]
             )
         )
 

@@ -1,0 +1,161 @@
+"""Ahead-of-time compilation for CPUs: a network as one shared library, with neither Python nor dispatcher between its operations.
+
+PyTorch spends some microseconds on an operation whatever its size, and a model of a few million parameters has hundreds of them a
+step. Compiled (torch.export and AOTInductor, with weights frozen and packed), such a step takes a quarter of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.attention import AttentionPlan
+from models.kv_cache import KVWindow
+from models.llama import CompiledGraph, Llama
+
+DYNAMIC = torch.export.Dim.DYNAMIC
+"""Marks a size that may differ from call to call; which of them are equal, the trace finds out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What is compiled: a module, inputs to trace it with, and which of their dimensions are dynamic (as torch.export takes it).
+
+    ``settings`` names whatever else decides what the module computes, besides its weights and the shapes of the inputs.
+    Dynamic sizes of the examples must be 2 or more and differ from one another, or they would be taken for constants or for equal.
+    """
+
+    name: str
+    module: nn.Module
+    examples: tuple[Any, ...]
+    dynamic_shapes: tuple[Any, ...]
+    settings: str = ""
+
+
+def unsupported(device: torch.device) -> str | None:
+    """Why nothing can be compiled here, or None."""
+    if device.type != "cpu":
+        return "compilation is for CPUs"
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        return "no C++ compiler found (install g++)"
+    return None
+
+
+def default_cache() -> Path:
+    """Where compiled graphs are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moaserve" / "compiled"
+
+
+def fingerprint(graph: Graph) -> str:
+    """Identifies what a graph computes: our code, its weights, PyTorch, the CPU and the threads it is tuned for."""
+    digest = hashlib.sha256()
+    shapes = [tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(graph.examples)]
+    machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()))
+    for part in (*machine, graph.name, graph.settings, str(shapes)):
+        digest.update(part.encode())
+    for name, tensor in sorted(graph.module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    for folder in sorted({Path(__file__).parent, Path(inspect.getfile(type(graph.module))).parent}):
+        for source in sorted(folder.glob("*.py")):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def compile_graph(graph: Graph, path: Path) -> None:
+    """Compile to ``path``, a .pt2 package; tens of seconds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, _settings(folder):
+        temporary = Path(folder) / "graph.pt2"
+        with torch.no_grad():
+            exported = torch.export.export(graph.module, graph.examples, dynamic_shapes=graph.dynamic_shapes)
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(temporary))
+        temporary.replace(path)
+
+
+def load_graph(path: Path) -> CompiledGraph:
+    """A compiled graph as a function from its inputs' tensors to its outputs', both in a flat list."""
+    # The package's own call parses its structure from JSON every time, which takes longer than a drafted level.
+    run: CompiledGraph = torch._inductor.aoti_load_package(str(path)).loader.run
+    return run
+
+
+@contextlib.contextmanager
+def _settings(folder: str) -> Iterator[None]:
+    """Inductor's settings: constant weights, its own matrix kernels where they measure faster, and no trace left behind."""
+    import torch._inductor.config as inductor
+
+    environment = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    try:
+        with inductor.patch(freezing=True, max_autotune=True, max_autotune_gemm_backends="CPP", compile_threads=1):
+            yield
+    finally:
+        if environment is None:
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        else:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = environment
+
+
+class _Decoder(nn.Module):
+    """``Llama.run_layers`` from token ids on, over a window of the cache."""
+
+    def __init__(self, target: Llama) -> None:
+        super().__init__()
+        self.target = target
+
+    def forward(self, token_ids: Tensor, positions: Tensor, write: Tensor, mask: Tensor, layers: list[Tensor]) -> Tensor:
+        config, (batch, rows) = self.target.config, token_ids.shape
+        window = KVWindow(layers, config.num_kv_heads, config.head_dim)
+        plan = AttentionPlan(0, batch, rows, positions.flatten(), write.flatten(), mask.shape[-1], mask)
+        return self.target.run_layers(self.target.embed(token_ids.flatten()), plan, window, first_layer=0)
+
+
+class _Head(nn.Module):
+    """``Llama.logits``."""
+
+    def __init__(self, target: Llama) -> None:
+        super().__init__()
+        self.head = target.lm_head
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def target_graphs(target: Llama) -> list[Graph]:
+    """The target's layers and its head, under the names by which ``Llama.compiled`` knows them."""
+    config, batch, rows, span, slot_rows = target.config, 2, 3, 80, 96
+    target.rotary.reserve(config.max_position_embeddings, target.embedding.weight)
+    integers = torch.zeros(batch, rows, dtype=torch.long)
+    layer = torch.zeros(batch, slot_rows, config.kv_size, dtype=target.dtype)
+    decoder_inputs = (
+        integers,
+        integers.clone(),
+        torch.arange(batch * rows).view(batch, rows),
+        torch.zeros(batch, 1, rows, span, dtype=target.dtype),
+        [layer.clone() for _ in range(config.num_layers)],
+    )
+    decoder_sizes = (
+        {0: DYNAMIC, 1: DYNAMIC},
+        {0: DYNAMIC, 1: DYNAMIC},
+        {0: DYNAMIC, 1: DYNAMIC},
+        {0: DYNAMIC, 2: DYNAMIC, 3: DYNAMIC},
+        [{0: DYNAMIC, 1: DYNAMIC}] * config.num_layers,
+    )
+    hidden = torch.zeros(rows, config.hidden_size, dtype=target.dtype)
+    return [
+        Graph("decoder", _Decoder(target), decoder_inputs, decoder_sizes),
+        Graph("head", _Head(target), (hidden,), ({0: DYNAMIC},)),
+    ]

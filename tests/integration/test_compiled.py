@@ -1,0 +1,96 @@
+"""Engines on compiled graphs: the same tokens as without, greedy and seeded, alone and together."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from speculative.config import EngineConfig
+from speculative.engine import Engine
+from speculative.errors import EngineLoadError
+from speculative.loading import load_engine
+from speculative.request import Request, SamplingParams
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++"),
+]
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "llama-n0"
+
+
+def load(compile_: str, **settings: object) -> Engine:
+    return load_engine(
+        EngineConfig(
+            model=str(FIXTURE / "target"),
+            drafter=str(FIXTURE / "drafter"),
+            dtype="float32",
+            max_model_len=128,
+            max_num_seqs=4,
+            compile=compile_,  # type: ignore[arg-type]
+            **settings,  # type: ignore[arg-type]
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+    """An engine on compiled graphs and one without."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield load("on", num_threads=1), load("off", num_threads=1)
+    torch.set_num_threads(threads)
+
+
+def tokens(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    """What an engine answers to prompts sent together."""
+    answers: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(str(number), tuple(prompt), params))
+    while engine.has_work:
+        for output in engine.step():
+            answers[output.request_id].extend(output.new_token_ids)
+    return list(answers.values())
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "seed": 5}, {"temperature": 1.3, "top_k": 40, "seed": 6}]
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_compiled_graphs_give_the_same_tokens(
+    engines: tuple[Engine, Engine], sampling: dict[str, float], speculative: bool, count: int
+) -> None:
+    compiled, plain = engines
+    assert set(compiled.target.compiled) == {"decoder", "head"}
+    assert not plain.target.compiled
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [2, 7, 1, 8] * 20][:count]
+    params = SamplingParams(24, speculative=speculative, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+    assert tokens(compiled, prompts, params) == tokens(plain, prompts, params)
+
+
+def test_a_second_engine_takes_the_graphs_from_the_cache(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative.compiling._compile_apart", lambda *_: pytest.fail("compiled again"))
+    assert set(load("on", num_threads=1).target.compiled) == {"decoder", "head"}
+
+
+def test_without_a_compiler_auto_goes_without_and_on_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not load("auto", num_threads=1).target.compiled
+    with pytest.raises(EngineLoadError, match="--compile on: no C\\+\\+ compiler"):
+        load("on", num_threads=1)
+
+
+def test_a_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken-compiler"
+    broken.write_text("#!/bin/sh\necho cannot compile today >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(EngineLoadError, match="--compile off goes without"):
+        load("on", num_threads=1)
