@@ -32,8 +32,10 @@ DYNAMIC = torch.export.Dim.DYNAMIC
 class Graph:
     """What is compiled: a module, inputs to trace it with, and which of their dimensions are dynamic (as torch.export takes it).
 
-    ``settings`` names whatever else decides what the module computes, besides its weights and the shapes of the inputs.
     Dynamic sizes of the examples must be 2 or more and differ from one another, or they would be taken for constants or for equal.
+    ``backends`` are Inductor's sources of matrix products: "CPP" for its own kernels, which win for few rows, "CPP,ATEN" to have
+    it measure, and for products of which it has no kernel of its own. ``settings`` names whatever else decides what the module
+    computes, besides its weights and the shapes of the inputs.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Graph:
     examples: tuple[Any, ...]
     dynamic_shapes: tuple[Any, ...]
     settings: str = ""
+    backends: str = "CPP"
 
 
 def unsupported(device: torch.device) -> str | None:
@@ -62,7 +65,7 @@ def fingerprint(graph: Graph) -> str:
     digest = hashlib.sha256()
     shapes = [tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(graph.examples)]
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()))
-    for part in (*machine, graph.name, graph.settings, str(shapes)):
+    for part in (*machine, graph.name, graph.settings, graph.backends, str(shapes)):
         digest.update(part.encode())
     for name, tensor in sorted(graph.module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -76,7 +79,7 @@ def fingerprint(graph: Graph) -> str:
 def compile_graph(graph: Graph, path: Path) -> None:
     """Compile to ``path``, a .pt2 package; tens of seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, _settings(folder):
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, _settings(folder, graph.backends):
         temporary = Path(folder) / "graph.pt2"
         with torch.no_grad():
             exported = torch.export.export(graph.module, graph.examples, dynamic_shapes=graph.dynamic_shapes)
@@ -92,14 +95,14 @@ def load_graph(path: Path) -> CompiledGraph:
 
 
 @contextlib.contextmanager
-def _settings(folder: str) -> Iterator[None]:
-    """Inductor's settings: constant weights, its own matrix kernels where they measure faster, and no trace left behind."""
+def _settings(folder: str, backends: str) -> Iterator[None]:
+    """Inductor's settings: constant weights, the wanted kernels, and no trace left behind."""
     import torch._inductor.config as inductor
 
     environment = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     try:
-        with inductor.patch(freezing=True, max_autotune=True, max_autotune_gemm_backends="CPP", compile_threads=1):
+        with inductor.patch(freezing=True, max_autotune=True, max_autotune_gemm_backends=backends, compile_threads=1):
             yield
     finally:
         if environment is None:
@@ -122,40 +125,24 @@ class _Decoder(nn.Module):
         return self.target.run_layers(self.target.embed(token_ids.flatten()), plan, window, first_layer=0)
 
 
-class _Head(nn.Module):
-    """``Llama.logits``."""
-
-    def __init__(self, target: Llama) -> None:
-        super().__init__()
-        self.head = target.lm_head
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.head(hidden)
-        return logits
-
-
-def target_graphs(target: Llama) -> list[Graph]:
-    """The target's layers and its head, under the names by which ``Llama.compiled`` knows them."""
+def decoder_graph(target: Llama) -> Graph:
+    """The target's layers, for any batch, rows and span."""
     config, batch, rows, span, slot_rows = target.config, 2, 3, 80, 96
     target.rotary.reserve(config.max_position_embeddings, target.embedding.weight)
     integers = torch.zeros(batch, rows, dtype=torch.long)
     layer = torch.zeros(batch, slot_rows, config.kv_size, dtype=target.dtype)
-    decoder_inputs = (
+    inputs = (
         integers,
         integers.clone(),
         torch.arange(batch * rows).view(batch, rows),
         torch.zeros(batch, 1, rows, span, dtype=target.dtype),
         [layer.clone() for _ in range(config.num_layers)],
     )
-    decoder_sizes = (
+    sizes = (
         {0: DYNAMIC, 1: DYNAMIC},
         {0: DYNAMIC, 1: DYNAMIC},
         {0: DYNAMIC, 1: DYNAMIC},
         {0: DYNAMIC, 2: DYNAMIC, 3: DYNAMIC},
         [{0: DYNAMIC, 1: DYNAMIC}] * config.num_layers,
     )
-    hidden = torch.zeros(rows, config.hidden_size, dtype=target.dtype)
-    return [
-        Graph("decoder", _Decoder(target), decoder_inputs, decoder_sizes),
-        Graph("head", _Head(target), (hidden,), ({0: DYNAMIC},)),
-    ]
+    return Graph("decoder", _Decoder(target), inputs, sizes)

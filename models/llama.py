@@ -33,7 +33,7 @@ class TargetActivations:
 class Llama(nn.Module):
     """Decoder-only transformer with explicit inputs: tokens, an attention plan and a cache that the caller owns.
 
-    ``compiled`` holds graphs that stand in for parts of it, by name: see ``models.compiled``.
+    ``compiled``, where there is one, stands in for embedding, layers and final norm: see ``models.compiled``.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -60,7 +60,7 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.tie_embeddings()
         self.rotary = RotaryTable(config.head_dim, config.rope)
-        self.compiled: dict[str, CompiledGraph] = {}
+        self.compiled: CompiledGraph | None = None
 
     def tie_embeddings(self) -> None:
         """Let the LM head share the embedding's weights."""
@@ -90,19 +90,17 @@ class Llama(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What enters the LM head [n, E] -> logits [n, V]."""
-        head = self.compiled.get("head")
-        out: Tensor = self.lm_head(hidden) if head is None else head([hidden])[0]
+        out: Tensor = self.lm_head(hidden)
         return out
 
     def forward(self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache) -> Tensor:
         """Token ids [n = batch·rows] -> hidden states after the final norm [n, E]; their keys and values go into ``cache``."""
-        decoder = self.compiled.get("decoder")
-        if decoder is None:
+        if self.compiled is None:
             return self.run_layers(self.embed(token_ids), plan, cache, first_layer=0)
         shape = (plan.batch, plan.rows)
         write = plan.write - plan.first_slot * cache.rows_per_slot if plan.first_slot else plan.write
         window = cache.window(plan.first_slot, plan.batch)
-        return decoder([token_ids.view(shape), plan.positions.view(shape), write.view(shape), plan.mask, *window])[0]
+        return self.compiled([token_ids.view(shape), plan.positions.view(shape), write.view(shape), plan.mask, *window])[0]
 
     def run_layers(self, hidden: Tensor, plan: AttentionPlan, cache: KVCache | KVWindow, *, first_layer: int) -> Tensor:
         """Run the layers from ``first_layer`` on and the final norm: [n, E] -> [n, E]."""

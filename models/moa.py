@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.attention import full_attention, masked_attention
 from models.config import MoAConfig, RopeConfig
-from models.layers import DecoderLayer, Linear, Rope, RotaryTable, rotate_
+from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, rotate_
 from models.llama import Llama, TargetActivations
 
 
@@ -57,7 +57,7 @@ class MoA(nn.Module):
         """Layer self-attention: keys and values of n verified tokens [n, L, E_kv] -> their memory [n, E]."""
         n, layers, _ = kv.shape
         rope = self._layer_rope(n, kv)
-        attend = masked_attention(n, self.config.target.num_heads, self.config.lsa_num_kv_heads, None)
+        attend = attention_over_layers(n, self.lsa, kv.device)
         out: Tensor = self.to_memory(self.lsa(kv.flatten(0, 1), rope, attend).view(n, layers, -1).mean(dim=1))
         return out
 
@@ -135,6 +135,31 @@ class MoA(nn.Module):
             hidden = layer(hidden, rope, attend)
         out: Tensor = target.norm(hidden)
         return out.view(batch, length, -1)
+
+
+def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device) -> Attend:
+    """Attention within each of ``count`` sequences as short as the target has layers; all see all.
+
+    On a CPU scaled_dot_product_attention has a price per sequence that these do not repay (for 512 tokens of the bundled target
+    it took more time than the products around it, and eight times more in training), so there the products are written out.
+    """
+    heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, layer.head_dim
+    if device.type != "cpu":
+        return masked_attention(count, heads, kv_heads, None)
+    groups = heads // kv_heads
+
+    def attend(qkv: Tensor) -> Tensor:
+        queries, keys, values = qkv.view(count, -1, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=2)
+        length = queries.shape[1]
+        # Heads are group-major: the queries of one KV head become rows of one product.
+        queries = queries.unflatten(2, (groups, kv_heads)).permute(0, 3, 2, 1, 4).reshape(count * kv_heads, groups * length, size)
+        keys = keys.permute(0, 2, 3, 1).reshape(count * kv_heads, size, length)
+        values = values.transpose(1, 2).reshape(count * kv_heads, length, size)
+        weights = torch.softmax(torch.bmm(queries * size**-0.5, keys), dim=-1)
+        out = torch.bmm(weights.to(values.dtype), values).view(count, kv_heads, groups, length, size)
+        return out.permute(0, 3, 2, 1, 4).reshape(count * length, heads * size)
+
+    return attend
 
 
 def _keys_values(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention import AttentionPlan, additive
 from models.kv_cache import KVCache
-from speculative.tree import DraftTree
+from models.llama import CompiledGraph
+from speculative.tree import DraftTree, ancestors
 
 _SPAN_STEP = 64
 
@@ -32,28 +34,40 @@ def prefill_plan(cache: KVCache, slot: int, start: int, end: int) -> AttentionPl
     return AttentionPlan(slot, 1, end - start, positions, cache.flat_row(slot, 0) + positions, mask.shape[-1], mask)
 
 
-def verify_plan(cache: KVCache, lengths: list[int], tree: DraftTree) -> AttentionPlan:
+def verify_plan(cache: KVCache, lengths: list[int], tree: DraftTree, layout: CompiledGraph | None = None) -> AttentionPlan:
     """The roots and draft nodes of slots 0 … B−1, whose caches hold ``lengths`` tokens.
 
     A root alone goes straight to its place in the text; a tree goes to the slot's scratch rows until its path is known.
+    ``layout`` stands in for ``tree_layout`` where it is compiled.
     """
     device = cache.data.device
     batch, rows = len(lengths), tree.num_rows
     offsets = torch.tensor(lengths, device=device)
-    slots = torch.arange(batch, device=device).unsqueeze(1) * cache.rows_per_slot
     if rows == 1:
-        span = span_of(cache, max(lengths) + 1)
-        mask = text_mask(cache, span, offsets.view(-1, 1, 1, 1))
-        write = slots.squeeze(1) + cache.scratch + offsets
+        mask = text_mask(cache, span_of(cache, max(lengths) + 1), offsets.view(-1, 1, 1, 1))
+        write = cache.flat_rows(torch.arange(batch, device=device), offsets)
         return AttentionPlan(0, batch, 1, offsets, write, mask.shape[-1], mask)
-    ancestors = tree.ancestors().to(device)
-    positions = (offsets.unsqueeze(1) + ancestors.sum(-1) - 1).flatten()
-    write = (slots + torch.arange(rows, device=device)).flatten()
-    prefix = span_of(cache, max(lengths))
-    mask = torch.full((batch, 1, rows, cache.scratch + prefix), float("-inf"), dtype=cache.data.dtype, device=device)
-    mask[:, 0, :, :rows].masked_fill_(ancestors, 0.0)
-    mask[..., cache.scratch :].masked_fill_(torch.arange(prefix, device=device) < offsets.view(-1, 1, 1, 1), 0.0)
-    return AttentionPlan(0, batch, rows, positions, write, cache.scratch + prefix, mask)
+    columns = torch.arange(span_of(cache, max(lengths)), device=device)
+    inputs = [tree.parents.to(device), offsets, columns]
+    if layout is not None:
+        positions, mask = layout(inputs)
+    else:
+        positions, mask = tree_layout(*inputs, scratch=cache.scratch, dtype=cache.data.dtype)
+    write = torch.arange(batch, device=device).unsqueeze(1) * cache.rows_per_slot + torch.arange(rows, device=device)
+    return AttentionPlan(0, batch, rows, positions.flatten(), write.flatten(), mask.shape[-1], mask)
+
+
+def tree_layout(parents: Tensor, offsets: Tensor, columns: Tensor, *, scratch: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Positions [B, N+1] and additive mask [B, 1, N+1, scratch + S] of trees behind texts of ``offsets`` [B] tokens.
+
+    ``parents`` [B, N] as in DraftTree, ``columns`` [S] the text's positions 0, 1, … as far as the mask is to reach.
+    """
+    seen = ancestors(parents, scratch - 1)
+    rows = seen.shape[1]
+    positions = offsets.unsqueeze(1) + seen.sum(-1) - 1
+    scratch_rows = F.pad(seen, (0, scratch - rows))
+    text = (columns < offsets.view(-1, 1, 1)).expand(-1, rows, -1)
+    return positions, additive(torch.cat((scratch_rows, text), dim=-1).unsqueeze(1), dtype)
 
 
 def borrowed_plan(

@@ -13,34 +13,77 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import torch
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from models.compiled import Graph, compile_graph, default_cache, fingerprint, load_graph, target_graphs
-from models.llama import CompiledGraph
+from models.compiled import DYNAMIC, Graph, compile_graph, decoder_graph, default_cache, fingerprint, load_graph
+from models.llama import Llama
+from speculative.batch import tree_layout
 from speculative.config import EngineConfig
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_graphs import drafter_graphs
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
+from speculative.sampling import argmax
+
+
+class _Head(nn.Module):
+    """Logits and the best token of each row."""
+
+    def __init__(self, target: Llama) -> None:
+        super().__init__()
+        self.head = target.lm_head
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        logits: Tensor = self.head(hidden)
+        return logits, argmax(logits)
+
+
+class _Layout(nn.Module):
+    """``tree_layout``."""
+
+    def __init__(self, scratch: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scratch, self.dtype = scratch, dtype
+
+    def forward(self, parents: Tensor, offsets: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        return tree_layout(parents, offsets, columns, scratch=self.scratch, dtype=self.dtype)
 
 
 def compile_engine(engine: Engine, config: EngineConfig) -> None:
     """Let an engine run on compiled graphs; raises EngineLoadError when compilation fails."""
     cache = default_cache()
-    graphs = [(graph, _path(cache, graph), owner) for graph, owner in _graphs(engine)]
-    missing = [graph.name for graph, path, _ in graphs if not path.exists()]
+    paths = {graph.name: _path(cache, graph) for graph in _graphs(engine)}
+    missing = [name for name, path in paths.items() if not path.exists()]
     if missing:
         _compile_apart(config, cache, missing)
-    for graph, path, owner in graphs:
-        owner[graph.name] = load_graph(path)
+    loaded = {name: load_graph(path) for name, path in paths.items()}
+    engine.target.compiled = loaded.pop("decoder")
+    engine.compiled = {name: loaded.pop(name) for name in ("head", "layout")}
+    if isinstance(engine.drafter, MoADrafter):
+        engine.drafter.compiled = loaded
 
 
-def _graphs(engine: Engine) -> list[tuple[Graph, dict[str, CompiledGraph]]]:
-    """What there is to compile, and where the results belong."""
-    graphs = [(graph, engine.target.compiled) for graph in target_graphs(engine.target)]
+def _graphs(engine: Engine) -> list[Graph]:
+    target, scratch = engine.target, engine.cache.scratch
+    hidden = torch.zeros(3, target.config.hidden_size, dtype=target.dtype)
+    parents = torch.tensor([[0, 1, 1], [0, 0, 1]])
+    sizes = ({0: DYNAMIC, 1: DYNAMIC}, {0: DYNAMIC}, {0: DYNAMIC})
+    graphs = [
+        decoder_graph(target),
+        Graph("head", _Head(target), (hidden,), ({0: DYNAMIC},)),
+        Graph(
+            "layout",
+            _Layout(scratch, target.dtype),
+            (parents, torch.tensor([7, 9]), torch.arange(64)),
+            sizes,
+            settings=f"{scratch} {target.dtype}",
+        ),
+    ]
     drafter = engine.drafter
     if isinstance(drafter, MoADrafter) and not drafter.borrowed:
-        graphs += [(graph, drafter.compiled) for graph in drafter_graphs(drafter, engine.largest_shape.breadth)]
+        graphs += drafter_graphs(drafter, engine.largest_shape.breadth)
     return graphs
 
 
@@ -69,14 +112,16 @@ def _compile_one(config: EngineConfig, cache: Path, name: str) -> None:
         check=False,
     )
     if child.returncode:
-        raise EngineLoadError(f"compiling {name} failed; --compile off goes without. The compiler said:\n{child.stderr[-2000:]}")
+        # Compilers warn by the thousand lines.
+        errors = [line for line in child.stderr.splitlines() if "error" in line.lower()] or child.stderr.splitlines()
+        raise EngineLoadError("\n".join((f"compiling {name} failed; --compile off goes without. It ended with:", *errors[-6:])))
 
 
 def main() -> None:
     """Compile the named graph for the EngineConfig on standard input."""
     from speculative.loading import load_uncompiled
 
-    for graph, _ in _graphs(load_uncompiled(EngineConfig(**json.load(sys.stdin)))):
+    for graph in _graphs(load_uncompiled(EngineConfig(**json.load(sys.stdin)))):
         if graph.name == sys.argv[2]:
             compile_graph(graph, _path(Path(sys.argv[1]), graph))
 

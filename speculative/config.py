@@ -34,7 +34,7 @@ class EngineConfig:
     draft_depth: int = 8
     draft_breadth: int = 4
     draft_nodes: int = 12
-    draft_min_reach: float = 0.3
+    draft_min_reach: float = 0.15
     num_threads: int | None = None
     compile: Compile = "auto"
 

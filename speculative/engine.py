@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from models.llama import Llama
+from models.llama import CompiledGraph, Llama
 from speculative.batch import prefill_plan, verify_plan
 from speculative.config import EngineStatus, ModelInfo
 from speculative.detokenizer import Detokenizer
@@ -25,7 +25,10 @@ from speculative.verification import Acceptance, verify_tree
 
 
 class Engine:
-    """Decodes many requests together, each with drafts from one drafter. Not thread-safe: one thread owns it."""
+    """Decodes many requests together, each with drafts from one drafter. Not thread-safe: one thread owns it.
+
+    ``compiled`` holds graphs that stand in for parts of a step, by name: see ``compiling``.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Engine:
     ) -> None:
         self.target, self.tokenizer, self.policy, self.info = target, tokenizer, policy, info
         self.largest_shape = largest_shape
+        self.compiled: dict[str, CompiledGraph] = {}
         self.eos_token_ids = eos_token_ids
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         self.scheduler = Scheduler(max_num_seqs, prefill_chunk)
@@ -115,8 +119,8 @@ class Engine:
         if not batch:
             return []
         tree = self._draft(batch)
-        logits = self._verify(batch, tree)
-        accepted = self._accept(batch, tree, logits)
+        logits, best = self._verify(batch, tree)
+        accepted = self._accept(batch, tree, logits, best)
         return self._commit(batch, tree, accepted)
 
     def _prefill(self, chunk: PrefillChunk) -> None:
@@ -137,17 +141,22 @@ class Engine:
             return DraftTree.empty(len(batch))
         return self.drafter.propose(batch, shape, self.cache)
 
-    def _verify(self, batch: list[Sequence], tree: DraftTree) -> Tensor:
-        """One target pass over all roots and nodes: logits [B, N+1, V]."""
+    def _verify(self, batch: list[Sequence], tree: DraftTree) -> tuple[Tensor, Tensor]:
+        """One target pass over all roots and nodes: logits [B, N+1, V] and the best token of each row [B, N+1]."""
         roots = self._tensor([sequence.tokens[-1:] for sequence in batch])
         token_ids = torch.cat((roots, tree.tokens.to(roots)), dim=1)
-        plan = verify_plan(self.cache, [sequence.num_computed for sequence in batch], tree)
-        logits: Tensor = self.target.logits(self.target(token_ids.flatten(), plan, self.cache)).unflatten(0, token_ids.shape)
-        return logits
+        plan = verify_plan(self.cache, [sequence.num_computed for sequence in batch], tree, self.compiled.get("layout"))
+        hidden = self.target(token_ids.flatten(), plan, self.cache)
+        if head := self.compiled.get("head"):
+            logits, best = head([hidden])
+        else:
+            logits = self.target.logits(hidden)
+            best = argmax(logits)
+        return logits.unflatten(0, token_ids.shape), best.view(token_ids.shape)
 
-    def _accept(self, batch: list[Sequence], tree: DraftTree, logits: Tensor) -> list[Acceptance]:
+    def _accept(self, batch: list[Sequence], tree: DraftTree, logits: Tensor, best: Tensor) -> list[Acceptance]:
         """The path that the target itself would have taken through each tree."""
-        greedy = argmax(logits).tolist()
+        greedy = best.tolist()
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
         accepted: list[Acceptance] = []
         for index, sequence in enumerate(batch):

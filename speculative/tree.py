@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -40,16 +41,19 @@ class DraftTree:
         parents = torch.tensor([[j if j < len(chain) else 0 for j in range(width)] for chain in chains], dtype=torch.long)
         return cls(tokens, parents.view(len(chains), width), tuple(len(chain) for chain in chains))
 
-    def ancestors(self) -> Tensor:
-        """Boolean [B, N+1, N+1]: row i sees itself, its ancestors and the root."""
-        batch, nodes = self.parents.shape
-        rows = nodes + 1
-        steps = torch.zeros(batch, rows, rows, device=self.parents.device)
-        steps[:, 1:].scatter_(2, self.parents.unsqueeze(-1), 1.0)
-        reach = steps + torch.eye(rows, device=steps.device)
-        # Squaring doubles the distance covered: log2(rows) small products instead of a walk over the nodes.
-        covered = 1
-        while covered < nodes:
-            reach = torch.bmm(reach, reach).clamp_(max=1.0)
-            covered *= 2
-        return reach > 0
+
+def ancestors(parents: Tensor, most: int) -> Tensor:
+    """What the rows of trees see of one another: themselves, their ancestors and the root, boolean [B, N+1, N+1].
+
+    ``parents`` [B, N] as in DraftTree, ``most`` a bound on N.
+    """
+    rows = parents.shape[1] + 1
+    ancestor = F.pad(parents, (1, 0))  # the root's is itself
+    seen = torch.eye(rows, dtype=torch.bool, device=parents.device).expand(parents.shape[0], -1, -1)
+    # Doubling: a row sees what it sees already, and what the furthest of those sees: log2(rows) steps instead of a walk.
+    covered = 1
+    while covered <= most:
+        seen = seen | seen.gather(1, ancestor.unsqueeze(-1).expand(-1, -1, rows))
+        ancestor = ancestor.gather(1, ancestor)
+        covered *= 2
+    return seen

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import full_attention, masked_attention
-from models.layers import Attend, DecoderLayer, Rope, rotate_
+from models.layers import DecoderLayer, Rope, rotate_
 from models.llama import Llama, TargetActivations
-from models.moa import MoA
+from models.moa import MoA, attention_over_layers
 
 CPU_CHUNK = 256
 """Tokens whose layers LSA reads at a time on a CPU; measured, 128 to 512 are alike, all at once is a third slower."""
@@ -80,12 +80,7 @@ class DraftForward(nn.Module):
     def _lsa(self, kv: Tensor, rope: Rope) -> Tensor:
         moa = self.moa
         count, layers, _ = kv.shape
-        lsa = moa.lsa
-        if kv.device.type == "cpu":
-            attend = _attention_over_layers(lsa, count)
-        else:
-            attend = masked_attention(count, lsa.num_heads, lsa.num_kv_heads, None)
-        out: Tensor = lsa(kv.flatten(0, 1), rope, attend)
+        out: Tensor = moa.lsa(kv.flatten(0, 1), rope, attention_over_layers(count, moa.lsa, kv.device))
         memory: Tensor = moa.to_memory(out.view(count, layers, -1).mean(dim=1))
         return memory
 
@@ -139,28 +134,6 @@ class DraftForward(nn.Module):
             hidden = layer(hidden, rope, attend)
         out: Tensor = target.norm(hidden)
         return out
-
-
-def _attention_over_layers(layer: DecoderLayer, count: int) -> Attend:
-    """Attention of ``count`` sequences as short as the target has layers.
-
-    On a CPU, scaled_dot_product_attention's backward pass is eight times slower for these than products written out.
-    """
-    heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, layer.head_dim
-    groups = heads // kv_heads
-
-    def attend(qkv: Tensor) -> Tensor:
-        queries, keys, values = qkv.view(count, -1, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=2)
-        length = queries.shape[1]
-        # Heads are group-major: the queries of one KV head become rows of one product.
-        queries = queries.unflatten(2, (groups, kv_heads)).permute(0, 3, 2, 1, 4).reshape(count * kv_heads, groups * length, size)
-        keys = keys.permute(0, 2, 3, 1).reshape(count * kv_heads, size, length)
-        values = values.transpose(1, 2).reshape(count * kv_heads, length, size)
-        weights = torch.softmax(torch.bmm(queries * size**-0.5, keys), dim=-1)
-        out = torch.bmm(weights.to(values.dtype), values).view(count, kv_heads, groups, length, size)
-        return out.permute(0, 3, 2, 1, 4).reshape(count * length, heads * size)
-
-    return attend
 
 
 def _queries(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:

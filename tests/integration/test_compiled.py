@@ -67,8 +67,8 @@ def test_compiled_graphs_give_the_same_tokens(
     engines: tuple[Engine, Engine], sampling: dict[str, float], speculative: bool, count: int
 ) -> None:
     compiled, plain = engines
-    assert set(compiled.target.compiled) == {"decoder", "head"}
-    assert not plain.target.compiled
+    assert compiled.target.compiled and compiled.compiled
+    assert not plain.target.compiled and not plain.compiled
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [2, 7, 1, 8] * 20][:count]
     params = SamplingParams(24, speculative=speculative, ignore_eos=True, **sampling)  # type: ignore[arg-type]
     assert tokens(compiled, prompts, params) == tokens(plain, prompts, params)
@@ -76,7 +76,7 @@ def test_compiled_graphs_give_the_same_tokens(
 
 def test_a_second_engine_takes_the_graphs_from_the_cache(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculative.compiling._compile_apart", lambda *_: pytest.fail("compiled again"))
-    assert set(load("on", num_threads=1).target.compiled) == {"decoder", "head"}
+    assert load("on", num_threads=1).target.compiled
 
 
 def test_without_a_compiler_auto_goes_without_and_on_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

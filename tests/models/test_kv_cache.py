@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.kv_cache import KVCache, lsa_layout
+from models.kv_cache import KVCache, KVWindow, lsa_layout
 
 LAYERS, SLOTS, SCRATCH, LENGTH, KV_HEADS, HEAD_DIM = 2, 3, 4, 6, 2, 3
 WIDTH = 2 * KV_HEADS * HEAD_DIM
@@ -137,3 +137,21 @@ def test_gathered_rows_hold_all_layers_of_each_token(cache: KVCache) -> None:
 def test_its_size_in_bytes_counts_every_row() -> None:
     cache = KVCache(2, 3, 4, 6, 2, 3, dtype=torch.bfloat16)
     assert cache.nbytes == 2 * 31 * 12 * 2
+
+
+def test_a_window_is_the_slots_it_covers(cache: KVCache) -> None:
+    cache.data.normal_()
+    window = KVWindow(cache.window(1, 2), KV_HEADS, HEAD_DIM)
+    for layer in range(LAYERS):
+        for ours, theirs in zip(window.read(layer, 0, 2, 0, 7), cache.read(layer, 1, 2, 0, 7), strict=True):
+            assert torch.equal(ours, theirs)
+    places = torch.tensor([4, 9, 11])
+    assert torch.equal(window.gather(places), cache.gather(places + cache.rows_per_slot))
+
+
+def test_writing_to_a_window_writes_to_the_cache(cache: KVCache) -> None:
+    window = KVWindow(cache.window(1, 2), KV_HEADS, HEAD_DIM)
+    window.write(1, torch.tensor([0, cache.rows_per_slot + SCRATCH]), marked(1, 2))
+    assert marks(cache, layer=1, slot=1) == [1, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert marks(cache, layer=1, slot=2) == [0, 0, 0, 0, 2, 0, 0, 0, 0, 0]
+    assert marks(cache, layer=0, slot=1) == [0] * 10
