@@ -33,9 +33,7 @@ class Graph:
     """What is compiled: a module, inputs to trace it with, and which of their dimensions are dynamic (as torch.export takes it).
 
     Dynamic sizes of the examples must be 2 or more and differ from one another, or they would be taken for constants or for equal.
-    ``backends`` are Inductor's sources of matrix products: "CPP" for its own kernels, which win for few rows, "CPP,ATEN" to have
-    it measure, and for products of which it has no kernel of its own. ``settings`` names whatever else decides what the module
-    computes, besides its weights and the shapes of the inputs.
+    ``settings`` names whatever else decides what the module computes, besides its weights and the shapes of the inputs.
     """
 
     name: str
@@ -43,7 +41,6 @@ class Graph:
     examples: tuple[Any, ...]
     dynamic_shapes: tuple[Any, ...]
     settings: str = ""
-    backends: str = "CPP"
 
 
 def unsupported(device: torch.device) -> str | None:
@@ -65,7 +62,7 @@ def fingerprint(graph: Graph) -> str:
     digest = hashlib.sha256()
     shapes = [tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(graph.examples)]
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()))
-    for part in (*machine, graph.name, graph.settings, graph.backends, str(shapes)):
+    for part in (*machine, graph.name, graph.settings, str(shapes)):
         digest.update(part.encode())
     for name, tensor in sorted(graph.module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -79,7 +76,7 @@ def fingerprint(graph: Graph) -> str:
 def compile_graph(graph: Graph, path: Path) -> None:
     """Compile to ``path``, a .pt2 package; tens of seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, _settings(folder, graph.backends):
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, _settings(folder):
         temporary = Path(folder) / "graph.pt2"
         with torch.no_grad():
             exported = torch.export.export(graph.module, graph.examples, dynamic_shapes=graph.dynamic_shapes)
@@ -95,14 +92,14 @@ def load_graph(path: Path) -> CompiledGraph:
 
 
 @contextlib.contextmanager
-def _settings(folder: str, backends: str) -> Iterator[None]:
-    """Inductor's settings: constant weights, the wanted kernels, and no trace left behind."""
+def _settings(folder: str) -> Iterator[None]:
+    """Inductor's settings: constant weights, its own matrix kernels (for few rows oneDNN is slower), and no trace left."""
     import torch._inductor.config as inductor
 
     environment = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     try:
-        with inductor.patch(freezing=True, max_autotune=True, max_autotune_gemm_backends=backends, compile_threads=1):
+        with inductor.patch(freezing=True, max_autotune=True, max_autotune_gemm_backends="CPP", compile_threads=1):
             yield
     finally:
         if environment is None:

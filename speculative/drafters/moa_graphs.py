@@ -125,5 +125,5 @@ def drafter_graphs(drafter: MoADrafter, breadth: int) -> list[Graph]:
     return [
         Graph("level", _Level(network, breadth), level_inputs, level_sizes, settings=f"breadth {breadth}"),
         Graph("candidates", _Candidates(network), level_inputs, level_sizes),
-        Graph("remember", _Remember(network), remember_inputs, remember_sizes, backends="CPP,ATEN"),
+        Graph("remember", _Remember(network), remember_inputs, remember_sizes),
     ]
