@@ -52,6 +52,8 @@ def test_the_command_prints_tables_and_writes_json(tmp_path) -> None:
         [
             "bench",
             "offline",
+            "--compile",
+            "off",
             "--num-prompts",
             "2",
             "--max-tokens",
