@@ -53,7 +53,12 @@ def train_command(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.", rich_help_panel=RUN)
     ] = False,
     init_from: Annotated[
-        str | None, typer.Option(help="Start from this drafter instead of random weights.", rich_help_panel=RUN)
+        str | None,
+        typer.Option(
+            help="Start from this drafter instead of random weights; smaller --lsa-mlp, --sa-mlp or --ca-mlp cut its MLPs to "
+            "their strongest units.",
+            rich_help_panel=RUN,
+        ),
     ] = None,
     regenerate: Annotated[
         int | None,

@@ -17,6 +17,7 @@ from training.config import TrainConfig
 from training.data import load_corpus
 from training.errors import ConfigError, DataError
 from training.export import export
+from training.narrowing import narrowed
 from training.regenerate import Writing, regenerated
 from training.trainer import Trainer
 
@@ -63,8 +64,10 @@ def prepare(config: TrainConfig) -> Trainer:
         corpus = regenerated(corpus, config.regenerate, target, writing, config.cache, accelerator)
     set_seed(config.seed)
     if config.init_from is not None:
-        drafter = load_drafter(config.init_from, target.config, dtype=torch.float32, device=accelerator.device)
-        drafter = drafter.requires_grad_(True)
+        trained = load_drafter(config.init_from, target.config, dtype=torch.float32, device=accelerator.device)
+        # N = 0 is also what the command says when nothing was asked for.
+        sizes = {name: size for name, size in config.sizes.items() if size}
+        drafter = narrowed(trained, sizes).requires_grad_(True)
     else:
         drafter = MoA(MoAConfig.from_target(target.config, **config.sizes)).to(accelerator.device)
     trainer = Trainer(config, accelerator, target, drafter, corpus, valid)
