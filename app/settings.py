@@ -52,7 +52,7 @@ class Settings(BaseSettings):
     prefill_chunk: int = Field(512, ge=1)
     draft_depth: int = Field(8, ge=1)
     draft_breadth: int = Field(4, ge=1)
-    draft_nodes: int = Field(12, ge=1)
+    draft_nodes: int = Field(9, ge=1)
     draft_min_reach: float = Field(0.15, ge=0, le=1)
     num_threads: int | None = Field(None, ge=1)
     compile: Compile = "auto"

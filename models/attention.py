@@ -17,7 +17,8 @@ class AttentionPlan:
     """Where a batch's rows are written in the cache and what each of them sees; built once a step, used by every layer.
 
     The batch covers ``batch`` consecutive slots from ``first_slot`` with ``rows`` rows each. ``write`` [batch·rows] are flat cache
-    rows; ``mask`` is additive, [batch, 1, rows, span], over the slot's first ``span`` cache rows, scratch rows included.
+    rows; ``mask`` is additive, [batch, 1, rows·groups, span], over the slot's first ``span`` cache rows, scratch rows included:
+    the query heads of a KV head stand in line as rows of one product, and each row of the batch is repeated for its ``groups``.
     """
 
     first_slot: int
@@ -25,12 +26,12 @@ class AttentionPlan:
     rows: int
     positions: Tensor
     write: Tensor
-    span: int
     mask: Tensor
 
-    def rows_mask(self, groups: int) -> Tensor:
-        """The mask with each row repeated for the ``groups`` query heads of a KV head: [batch, 1, rows·groups, span]."""
-        return self.mask.repeat_interleave(groups, dim=2) if groups > 1 else self.mask
+    @property
+    def span(self) -> int:
+        """Cache rows that are read of each slot."""
+        return self.mask.shape[-1]
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
@@ -38,16 +39,16 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
 
 
-def cached_attention(cache: KVCache | KVWindow, layer: int, plan: AttentionPlan, mask: Tensor, num_heads: int) -> Attend:
+def cached_attention(cache: KVCache | KVWindow, layer: int, plan: AttentionPlan, num_heads: int) -> Attend:
     """Attention that writes the rows' keys and values into ``cache`` and reads all that the plan's mask lets them see."""
     head_dim, kv_heads = cache.head_dim, cache.num_kv_heads
     groups = num_heads // kv_heads
 
-    def attend(qkv: Tensor) -> Tensor:
-        cache.write(layer, plan.write, qkv[:, num_heads * head_dim :])
-        keys, values = cache.read(layer, plan.first_slot, plan.batch, 0, plan.span)
-        queries = qkv[:, : num_heads * head_dim].reshape(plan.batch, plan.rows * groups, kv_heads, head_dim).transpose(1, 2)
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    def attend(queries: Tensor, kv: Tensor) -> Tensor:
+        cache.write(layer, plan.write, kv)
+        keys, values = cache.read(layer, plan.first_slot, plan.batch, plan.span)
+        lined_up = queries.reshape(plan.batch, plan.rows * groups, kv_heads, head_dim).transpose(1, 2)
+        out = F.scaled_dot_product_attention(lined_up, keys, values, attn_mask=plan.mask)
         return out.transpose(1, 2).reshape(plan.batch * plan.rows, num_heads * head_dim)
 
     return attend
@@ -59,10 +60,10 @@ def masked_attention(batch: int, num_heads: int, num_kv_heads: int, mask: Tensor
     Rows are [batch·S]; ``mask`` is boolean [batch or 1, 1, S, S] (true: may see) or None for all (or, with ``causal``, the past).
     """
 
-    def attend(qkv: Tensor) -> Tensor:
-        heads = qkv.view(batch, -1, num_heads + 2 * num_kv_heads, qkv.shape[-1] // (num_heads + 2 * num_kv_heads))
-        queries, keys, values = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=2)
-        return full_attention(queries, keys, values, mask, causal=causal).flatten(0, 1)
+    def attend(queries: Tensor, kv: Tensor) -> Tensor:
+        head_dim = queries.shape[-1] // num_heads
+        keys, values = kv.view(batch, -1, 2, num_kv_heads, head_dim).unbind(2)
+        return full_attention(queries.view(batch, -1, num_heads, head_dim), keys, values, mask, causal=causal).flatten(0, 1)
 
     return attend
 

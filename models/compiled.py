@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import AttentionPlan
+from models.digest import digest_weights
 from models.kv_cache import KVWindow
 from models.llama import CompiledGraph, Llama
 
@@ -64,9 +65,7 @@ def fingerprint(graph: Graph) -> str:
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()))
     for part in (*machine, graph.name, graph.settings, str(shapes)):
         digest.update(part.encode())
-    for name, tensor in sorted(graph.module.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    digest_weights(graph.module, digest)
     for folder in sorted({Path(__file__).parent, Path(inspect.getfile(type(graph.module))).parent}):
         for source in sorted(folder.glob("*.py")):
             digest.update(source.read_bytes())
@@ -85,21 +84,39 @@ def compile_graph(graph: Graph, path: Path) -> None:
 
 
 def load_graph(path: Path) -> CompiledGraph:
-    """A compiled graph as a function from its inputs' tensors to its outputs', both in a flat list."""
+    """A compiled graph as a function from its inputs' tensors to its outputs', both in a flat list; what it writes to is dense."""
     # The package's own call parses its structure from JSON every time, which takes longer than a drafted level.
-    run: CompiledGraph = torch._inductor.aoti_load_package(str(path)).loader.run
-    return run
+    run = torch._inductor.aoti_load_package(str(path)).loader.run
+
+    def graph(inputs: list[Tensor]) -> list[Tensor]:
+        # It was traced with dense inputs, takes all for such, and does not check.
+        outputs: list[Tensor] = run([tensor.contiguous() for tensor in inputs])
+        return outputs
+
+    return graph
 
 
 @contextlib.contextmanager
 def _settings(folder: str) -> Iterator[None]:
-    """Inductor's settings: constant weights, its own matrix kernels (for few rows oneDNN is slower), and no trace left."""
+    """Inductor's settings: constant weights, its own matrix kernels (for few rows oneDNN is slower), and no trace left.
+
+    A loop is shared among threads from 2,048 elements a thread on: at the few rows of a decoding step threads would mostly wait for
+    one another, the more so where they share cores with others.
+    """
     import torch._inductor.config as inductor
 
     environment = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     try:
-        with inductor.patch(freezing=True, max_autotune=True, max_autotune_gemm_backends="CPP", compile_threads=1):
+        with inductor.patch(
+            {
+                "freezing": True,
+                "max_autotune": True,
+                "max_autotune_gemm_backends": "CPP",
+                "compile_threads": 1,
+                "cpp.min_chunk_size": 2048,
+            }
+        ):
             yield
     finally:
         if environment is None:
@@ -118,7 +135,7 @@ class _Decoder(nn.Module):
     def forward(self, token_ids: Tensor, positions: Tensor, write: Tensor, mask: Tensor, layers: list[Tensor]) -> Tensor:
         config, (batch, rows) = self.target.config, token_ids.shape
         window = KVWindow(layers, config.num_kv_heads, config.head_dim)
-        plan = AttentionPlan(0, batch, rows, positions.flatten(), write.flatten(), mask.shape[-1], mask)
+        plan = AttentionPlan(0, batch, rows, positions.flatten(), write.flatten(), mask)
         return self.target.run_layers(self.target.embed(token_ids.flatten()), plan, window, first_layer=0)
 
 
@@ -132,7 +149,7 @@ def decoder_graph(target: Llama) -> Graph:
         integers,
         integers.clone(),
         torch.arange(batch * rows).view(batch, rows),
-        torch.zeros(batch, 1, rows, span, dtype=target.dtype),
+        torch.zeros(batch, 1, rows * config.groups, span, dtype=target.dtype),
         [layer.clone() for _ in range(config.num_layers)],
     )
     sizes = (

@@ -78,6 +78,11 @@ class DecoderConfig:
         """E_kv: keys and values of one token in one layer, 2·n_kv·d."""
         return 2 * self.num_kv_heads * self.head_dim
 
+    @property
+    def groups(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
         """Read a ``config.json``; raises CheckpointError for what this decoder cannot compute."""

@@ -35,7 +35,7 @@ class KVCache:
         )
         self._slots = self.data[:, :-1].unflatten(1, (num_slots, self.rows_per_slot)).unflatten(3, (2, num_kv_heads, head_dim))
         self._layers = self.data.unbind(0)
-        self._views: dict[tuple[int, int, int, int], list[tuple[Tensor, Tensor]]] = {}
+        self._views: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}
         self._windows: dict[tuple[int, int], list[Tensor]] = {}
 
     @property
@@ -61,15 +61,15 @@ class KVCache:
         """Write kv [n, 2·n_kv·d] to the flat ``rows`` [n]."""
         self._layers[layer].index_copy_(0, rows, kv)
 
-    def read(self, layer: int, first_slot: int, batch: int, start: int, span: int) -> tuple[Tensor, Tensor]:
-        """Views of keys and values, each [batch, n_kv, span, d], over rows start…start+span of consecutive slots."""
-        key = (first_slot, batch, start, span)
+    def read(self, layer: int, first_slot: int, batch: int, span: int) -> tuple[Tensor, Tensor]:
+        """Views of keys and values, each [batch, n_kv, span, d], over the first ``span`` rows of consecutive slots."""
+        key = (first_slot, batch, span)
         views = self._views.get(key)
         if views is None:
             # Building views costs as much as a small product; a step's key repeats until its span grows.
             if len(self._views) > 256:
                 self._views.clear()
-            window = self._slots[:, first_slot : first_slot + batch, start : start + span]
+            window = self._slots[:, first_slot : first_slot + batch, :span]
             views = [(layer_kv[:, :, 0].transpose(1, 2), layer_kv[:, :, 1].transpose(1, 2)) for layer_kv in window]
             self._views[key] = views
         return views[layer]
@@ -114,9 +114,9 @@ class KVWindow:
         """Write kv [n, 2·n_kv·d] to the ``rows`` [n], counted from the window's first."""
         self.layers[layer].view(-1, kv.shape[-1]).index_copy_(0, rows, kv)
 
-    def read(self, layer: int, first_slot: int, batch: int, start: int, span: int) -> tuple[Tensor, Tensor]:
-        """Keys and values, each [batch, n_kv, span, d]; the window is the batch, so ``first_slot`` and ``start`` are 0."""
-        assert first_slot == start == 0
+    def read(self, layer: int, first_slot: int, batch: int, span: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [batch, n_kv, span, d]; the window is the batch, so ``first_slot`` is 0."""
+        assert first_slot == 0
         kv = self.layers[layer][:, :span].unflatten(2, (2, self.num_kv_heads, self.head_dim))
         return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
 

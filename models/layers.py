@@ -18,8 +18,8 @@ from models.config import RopeConfig
 Rope = tuple[Tensor, Tensor]
 """Cosines and signed sines of the rows' positions, each [n, 1, 2, d/2]."""
 
-Attend = Callable[[Tensor], Tensor]
-"""From rotated queries, keys and values [n, (h + 2·n_kv)·d] to attended values [n, h·d]."""
+Attend = Callable[[Tensor, Tensor], Tensor]
+"""From rotated queries [n, h·d], and rotated keys with values [n, 2·n_kv·d], to attended values [n, h·d]."""
 
 
 class Linear(nn.Module):
@@ -129,11 +129,16 @@ def inverse_frequencies(head_dim: int, config: RopeConfig) -> Tensor:
     return frequencies.float()
 
 
-def rotate_(x: Tensor, rope: Rope) -> None:
-    """Apply RoPE in place to x [n, heads, d] (a view whose heads are dense)."""
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Apply RoPE to x [n, heads, d] (a view whose heads are dense): in place, or to a copy where a graph is compiled."""
     halves = x.unflatten(-1, (2, x.shape[-1] // 2))
+    if torch.compiler.is_compiling():
+        # A flip becomes a loop over single elements there; sums of halves become vector instructions.
+        (first, second), (cos, _), (minus_sin, sin) = (pair.unbind(-2) for pair in (halves, *rope))
+        return torch.cat((first * cos + second * minus_sin, second * cos + first * sin), dim=-1)
     swapped = halves.flip(-2)
     halves.mul_(rope[0]).addcmul_(swapped, rope[1])
+    return x
 
 
 class DecoderLayer(nn.Module):
@@ -169,18 +174,22 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """x [n, E] -> [n, E]."""
-        return self.finish(x, attend(self.project(self.input_norm(x), rope)))
+        return self.finish(x, attend(*self.project(self.input_norm(x), rope)))
 
-    def project(self, normed: Tensor, rope: Rope) -> Tensor:
-        """Normed rows [n, E] -> rotated queries, rotated keys and values, side by side: [n, (h + 2·n_kv)·d]."""
+    def project(self, normed: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Normed rows [n, E] -> rotated queries [n, h·d], and rotated keys beside values [n, 2·n_kv·d]."""
         qkv: Tensor = self.qkv(normed)
         heads = qkv.unflatten(-1, (-1, self.head_dim))
+        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
-            queries, keys, values = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+            queries, keys, values = heads.split(sizes, dim=1)
             heads = torch.cat((self.q_norm(queries), self.k_norm(keys), values), dim=1)
             qkv = heads.flatten(1)
-        rotate_(heads[:, : self.num_heads + self.num_kv_heads], rope)
-        return qkv
+        if torch.compiler.is_compiling():
+            queries, keys, values = heads.split(sizes, dim=1)
+            return rotate(queries, rope).flatten(1), torch.cat((rotate(keys, rope), values), dim=1).flatten(1)
+        rotate(heads[:, : self.num_heads + self.num_kv_heads], rope)
+        return qkv[:, : self.q_size], qkv[:, self.q_size :]
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Residual stream x [n, E] and attended values [n, h·d] -> the layer's output [n, E]."""

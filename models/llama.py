@@ -105,9 +105,8 @@ class Llama(nn.Module):
     def run_layers(self, hidden: Tensor, plan: AttentionPlan, cache: KVCache | KVWindow, *, first_layer: int) -> Tensor:
         """Run the layers from ``first_layer`` on and the final norm: [n, E] -> [n, E]."""
         rope = self.rotary(plan.positions)
-        mask = plan.rows_mask(self.config.num_heads // self.config.num_kv_heads)
         for index in range(first_layer, self.config.num_layers):
-            hidden = self.layers[index](hidden, rope, cached_attention(cache, index, plan, mask, self.config.num_heads))
+            hidden = self.layers[index](hidden, rope, cached_attention(cache, index, plan, self.config.num_heads))
         out: Tensor = self.norm(hidden)
         return out
 
@@ -126,9 +125,9 @@ class Llama(nn.Module):
         kv: list[Tensor] = []
         inner = masked_attention(batch, c.num_heads, c.num_kv_heads, None, causal=True)
 
-        def attend(qkv: Tensor) -> Tensor:
-            kv.append(qkv[:, c.num_heads * c.head_dim :])
-            return inner(qkv)
+        def attend(queries: Tensor, keys_values: Tensor) -> Tensor:
+            kv.append(keys_values)
+            return inner(queries, keys_values)
 
         for index, layer in enumerate(self.layers):
             if index == layer_input:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.attention import full_attention, masked_attention
 from models.config import MoAConfig, RopeConfig
-from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, rotate_
+from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, rotate
 from models.llama import Llama, TargetActivations
 
 
@@ -89,8 +89,7 @@ class MoA(nn.Module):
         ca = self.ca
         bias = ca.qkv.bias[: ca.q_size] if ca.qkv.bias is not None else None
         queries: Tensor = nn.functional.linear(ca.input_norm(x), ca.qkv.weight[: ca.q_size], bias).unflatten(-1, (-1, ca.head_dim))
-        rotate_(queries, rope)
-        return queries
+        return rotate(queries, rope)
 
     def forward(
         self,
@@ -148,11 +147,12 @@ def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device)
         return masked_attention(count, heads, kv_heads, None)
     groups = heads // kv_heads
 
-    def attend(qkv: Tensor) -> Tensor:
-        queries, keys, values = qkv.view(count, -1, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=2)
-        length = queries.shape[1]
+    def attend(queries: Tensor, kv: Tensor) -> Tensor:
+        keys, values = kv.view(count, -1, 2, kv_heads, size).unbind(2)
+        length = keys.shape[1]
         # Heads are group-major: the queries of one KV head become rows of one product.
-        queries = queries.unflatten(2, (groups, kv_heads)).permute(0, 3, 2, 1, 4).reshape(count * kv_heads, groups * length, size)
+        queries = queries.view(count, length, groups, kv_heads, size).permute(0, 3, 2, 1, 4)
+        queries = queries.reshape(count * kv_heads, groups * length, size)
         keys = keys.permute(0, 2, 3, 1).reshape(count * kv_heads, size, length)
         values = values.transpose(1, 2).reshape(count * kv_heads, length, size)
         weights = torch.softmax(torch.bmm(queries * size**-0.5, keys), dim=-1)
@@ -165,5 +165,6 @@ def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device)
 def _keys_values(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
     bias = layer.qkv.bias[layer.q_size :] if layer.qkv.bias is not None else None
     kv = nn.functional.linear(layer.input_norm(x), layer.qkv.weight[layer.q_size :], bias)
-    rotate_(kv.unflatten(-1, (-1, layer.head_dim))[:, : layer.num_kv_heads], rope)
-    return kv
+    heads = kv.unflatten(-1, (-1, layer.head_dim))
+    rotated = rotate(heads[:, : layer.num_kv_heads], rope)
+    return torch.cat((rotated, heads[:, layer.num_kv_heads :]), dim=1).flatten(1) if torch.compiler.is_compiling() else kv

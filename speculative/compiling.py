@@ -1,17 +1,22 @@
 """Compiled graphs for an engine: taken from the cache, or made in processes of their own.
 
-As a program (``python -m speculative.compiling CACHE NAME < config.json``) it compiles one graph.
+As a program (``python -m speculative.compiling CACHE``) it compiles those that it is told to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
+from typing import IO
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +24,7 @@ from tqdm.auto import tqdm
 
 from models.compiled import DYNAMIC, Graph, compile_graph, decoder_graph, default_cache, fingerprint, load_graph
 from models.llama import Llama
-from speculative.batch import tree_layout
+from speculative.batch import TreeLayout
 from speculative.config import EngineConfig
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_graphs import drafter_graphs
@@ -40,17 +45,6 @@ class _Head(nn.Module):
         return logits, argmax(logits)
 
 
-class _Layout(nn.Module):
-    """``tree_layout``."""
-
-    def __init__(self, scratch: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.scratch, self.dtype = scratch, dtype
-
-    def forward(self, parents: Tensor, offsets: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        return tree_layout(parents, offsets, columns, scratch=self.scratch, dtype=self.dtype)
-
-
 def compile_engine(engine: Engine, config: EngineConfig) -> None:
     """Let an engine run on compiled graphs; raises EngineLoadError when compilation fails."""
     cache = default_cache()
@@ -61,29 +55,24 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     loaded = {name: load_graph(path) for name, path in paths.items()}
     engine.target.compiled = loaded.pop("decoder")
     engine.compiled = {name: loaded.pop(name) for name in ("head", "layout")}
-    if isinstance(engine.drafter, MoADrafter):
-        engine.drafter.compiled = loaded
+    drafter = engine.drafter
+    if isinstance(drafter, MoADrafter):
+        drafter.compiled = loaded
 
 
 def _graphs(engine: Engine) -> list[Graph]:
-    target, scratch = engine.target, engine.cache.scratch
+    target = engine.target
     hidden = torch.zeros(3, target.config.hidden_size, dtype=target.dtype)
-    parents = torch.tensor([[0, 1, 1], [0, 0, 1]])
-    sizes = ({0: DYNAMIC, 1: DYNAMIC}, {0: DYNAMIC}, {0: DYNAMIC})
+    layout = TreeLayout(engine.cache, target.config.groups)
+    parents, sizes = torch.tensor([[0, 1, 1], [0, 0, 1]]), ({0: DYNAMIC, 1: DYNAMIC}, {0: DYNAMIC}, {0: DYNAMIC})
     graphs = [
         decoder_graph(target),
         Graph("head", _Head(target), (hidden,), ({0: DYNAMIC},)),
-        Graph(
-            "layout",
-            _Layout(scratch, target.dtype),
-            (parents, torch.tensor([7, 9]), torch.arange(64)),
-            sizes,
-            settings=f"{scratch} {target.dtype}",
-        ),
+        Graph("layout", layout, (parents, torch.tensor([7, 9]), torch.arange(64)), sizes, layout.settings),
     ]
     drafter = engine.drafter
     if isinstance(drafter, MoADrafter) and not drafter.borrowed:
-        graphs += drafter_graphs(drafter, engine.largest_shape.breadth)
+        graphs += drafter_graphs(drafter, engine.cache, engine.largest_shape.breadth)
     return graphs
 
 
@@ -92,38 +81,63 @@ def _path(cache: Path, graph: Graph) -> Path:
 
 
 def _compile_apart(config: EngineConfig, cache: Path, names: list[str]) -> None:
-    """Compile each graph in a child, one on each core: the compiler's memory, threads and modules end with it."""
-    # The first is the largest; the others are done by the time it is.
+    """Compile in children, one on each core: the compiler's memory, threads and modules end with them."""
+    # Graphs are tuned for a number of threads, which something else in this process may have set.
+    config = dataclasses.replace(config, num_threads=torch.get_num_threads())
+    workers = min(len(names), os.cpu_count() or 1)
+    waiting: SimpleQueue[str | None] = SimpleQueue()
+    for name in (*names, *(None,) * workers):
+        waiting.put(name)
     with (
-        ThreadPoolExecutor(max_workers=min(len(names), os.cpu_count() or 1)) as pool,
+        ThreadPoolExecutor(max_workers=workers) as pool,
         tqdm(total=len(names), desc="compiling for this machine, once (--compile off skips it)", unit="graph") as bar,
     ):
-        for done in as_completed([pool.submit(_compile_one, config, cache, name) for name in names]):
-            done.result()
-            bar.update()
+        for worker in as_completed([pool.submit(_compile_waiting, config, cache, waiting, bar.update) for _ in range(workers)]):
+            worker.result()
 
 
-def _compile_one(config: EngineConfig, cache: Path, name: str) -> None:
-    child = subprocess.run(
-        [sys.executable, "-m", "speculative.compiling", str(cache), name],
-        input=json.dumps(dataclasses.asdict(config)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if child.returncode:
-        # Compilers warn by the thousand lines.
-        errors = [line for line in child.stderr.splitlines() if "error" in line.lower()] or child.stderr.splitlines()
-        raise EngineLoadError("\n".join((f"compiling {name} failed; --compile off goes without. It ended with:", *errors[-6:])))
+def _compile_waiting(config: EngineConfig, cache: Path, waiting: SimpleQueue[str | None], progress: Callable[[], object]) -> None:
+    """Hand graphs to one child until none is left."""
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "speculative.compiling", str(cache)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as child,
+    ):
+        assert child.stdin is not None and child.stdout is not None
+        line = json.dumps(dataclasses.asdict(config))
+        while name := waiting.get():
+            with contextlib.suppress(BrokenPipeError):
+                print(f"{line}\n{name}" if line else name, file=child.stdin, flush=True)
+            line = ""
+            if not child.stdout.readline():
+                raise EngineLoadError(_failure(name, errors))
+            progress()
+
+
+def _failure(name: str, errors: IO[str]) -> str:
+    errors.seek(0)
+    lines = errors.read().splitlines()
+    # Compilers warn by the thousand lines.
+    told = [line for line in lines if "error" in line.lower()] or lines
+    return "\n".join((f"compiling {name} failed; --compile off goes without. It ended with:", *told[-6:]))
 
 
 def main() -> None:
-    """Compile the named graph for the EngineConfig on standard input."""
+    """Compile the graphs named on standard input, after an EngineConfig in its first line; print each name when it is done."""
     from speculative.loading import load_uncompiled
 
-    for graph in _graphs(load_uncompiled(EngineConfig(**json.load(sys.stdin)))):
-        if graph.name == sys.argv[2]:
-            compile_graph(graph, _path(Path(sys.argv[1]), graph))
+    # Compilers print too; standard output is for names.
+    done, sys.stdout = sys.stdout, sys.stderr
+    graphs = {graph.name: graph for graph in _graphs(load_uncompiled(EngineConfig(**json.loads(sys.stdin.readline()))))}
+    for line in sys.stdin:
+        graph = graphs[line.strip()]
+        compile_graph(graph, _path(Path(sys.argv[1]), graph))
+        print(graph.name, file=done, flush=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class EngineConfig:
     prefill_chunk: int = 512
     draft_depth: int = 8
     draft_breadth: int = 4
-    draft_nodes: int = 12
+    draft_nodes: int = 9
     draft_min_reach: float = 0.15
     num_threads: int | None = None
     compile: Compile = "auto"

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from models.llama import CompiledGraph, Llama
-from speculative.batch import prefill_plan, verify_plan
+from models.plans import prefill_plan
+from speculative.batch import verify_plan
 from speculative.config import EngineStatus, ModelInfo
 from speculative.detokenizer import Detokenizer
 from speculative.drafters.base import Drafter, VerifiedTokens
@@ -126,7 +127,7 @@ class Engine:
     def _prefill(self, chunk: PrefillChunk) -> None:
         sequence = chunk.sequence
         token_ids = self._tensor(sequence.tokens[chunk.start : chunk.end])
-        plan = prefill_plan(self.cache, sequence.slot, chunk.start, chunk.end)
+        plan = prefill_plan(self.cache, self.target.config.groups, sequence.slot, chunk.start, chunk.end)
         self.target(token_ids, plan, self.cache)
         sequence.num_target_calls += 1
         sequence.num_computed = chunk.end
@@ -145,7 +146,8 @@ class Engine:
         """One target pass over all roots and nodes: logits [B, N+1, V] and the best token of each row [B, N+1]."""
         roots = self._tensor([sequence.tokens[-1:] for sequence in batch])
         token_ids = torch.cat((roots, tree.tokens.to(roots)), dim=1)
-        plan = verify_plan(self.cache, [sequence.num_computed for sequence in batch], tree, self.compiled.get("layout"))
+        lengths = [sequence.num_computed for sequence in batch]
+        plan = verify_plan(self.cache, self.target.config.groups, lengths, tree, self.compiled.get("layout"))
         hidden = self.target(token_ids.flatten(), plan, self.cache)
         if head := self.compiled.get("head"):
             logits, best = head([hidden])

@@ -29,20 +29,34 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def noise_stream(seed: int) -> int:
+    """Where the noise of a request begins, as a signed 64-bit integer."""
+    return _signed(_mix((seed + _GOLDEN) & _MASK))
+
+
 def noise_key(seed: int, position: int) -> int:
-    """The stream of one output position of one request, as a signed 64-bit integer."""
-    return _signed(_mix((_mix((seed + _GOLDEN) & _MASK) + position * _GOLDEN) & _MASK))
+    """What the noise of one output position of one request depends on, as a signed 64-bit integer."""
+    return _signed(_mix((noise_stream(seed) + position * _GOLDEN) & _MASK))
+
+
+def noise_keys(streams: Tensor, positions: Tensor) -> Tensor:
+    """``noise_key`` for ``noise_stream`` and position, both int64 and broadcast together."""
+    return _mixed(streams + positions * _STEP)
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """``_mix`` on int64 tensors, whose products wrap and whose shifts keep the sign."""
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _MULTIPLIER_1
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _MULTIPLIER_2
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
 def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise for tokens under stream keys, both int64 and broadcast together -> float32.
+    """Standard Gumbel noise for tokens under keys, both int64 and broadcast together -> float32.
 
     Computed in float64 and element by element, so a token's noise is the same in whatever tensor it is asked for.
     """
-    z = keys + (token_ids + 1) * _STEP
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _MULTIPLIER_1
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _MULTIPLIER_2
-    z = z ^ ((z >> 31) & ((1 << 33) - 1))
+    z = _mixed(keys + (token_ids + 1) * _STEP)
     uniform = (((z >> 11) & ((1 << 53) - 1)).double() + 0.5).mul_(2.0**-53)
     return uniform.log_().neg_().log_().neg_().float()
 

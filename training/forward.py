@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import full_attention, masked_attention
-from models.layers import DecoderLayer, Rope, rotate_
+from models.layers import DecoderLayer, Rope, rotate
 from models.llama import Llama, TargetActivations
 from models.moa import MoA, attention_over_layers
 
@@ -140,6 +140,4 @@ def _queries(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
     """Rows [R, E] -> a layer's rotated queries [R, h, d]."""
     bias = layer.qkv.bias[: layer.q_size] if layer.qkv.bias is not None else None
     queries: Tensor = F.linear(layer.input_norm(x), layer.qkv.weight[: layer.q_size], bias)
-    queries = queries.unflatten(-1, (-1, layer.head_dim))
-    rotate_(queries, rope)
-    return queries
+    return rotate(queries.unflatten(-1, (-1, layer.head_dim)), rope)

@@ -19,13 +19,11 @@ import torch
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
-from models.attention import AttentionPlan, additive
+from models.digest import digest_weights
 from models.kv_cache import KVCache
 from models.llama import Llama
+from models.plans import decode_plan, prefill_plan
 from training.data import Corpus, Row, store, stored
-
-SPAN_STEP = 64
-"""Cache rows are read in multiples of this, so that views of them can be reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,7 @@ class _Conversation:
 def regenerated(corpus: Corpus, count: int, target: Llama, writing: Writing, cache: Path, accelerator: Accelerator) -> Corpus:
     """``count`` conversations drawn from a corpus and written anew, each process a share of them; kept in ``cache``."""
     digest = hashlib.sha256(f"{corpus.key} {count} {writing}".encode())
-    for name, tensor in sorted(target.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    digest_weights(target, digest)
     folder = cache / digest.hexdigest()[:24]
     drawn = np.random.default_rng(writing.seed).permutation(len(corpus))[:count]
     parts = [folder.with_name(f"{folder.name}-{rank}") for rank in range(accelerator.num_processes)]
@@ -147,10 +143,7 @@ def _prefill(target: Llama, cache: KVCache, slot: int, conversation: _Conversati
     start, end = conversation.computed, len(conversation.tokens) - 1
     if start >= end:
         return
-    positions = torch.arange(start, end, device=target.device)
-    span = min(-(-end // SPAN_STEP) * SPAN_STEP, cache.length)
-    mask = additive(torch.arange(span, device=target.device) <= positions.unsqueeze(1), target.dtype)
-    plan = AttentionPlan(slot, 1, end - start, positions, cache.flat_row(slot, 0) + positions, span, mask[None, None])
+    plan = prefill_plan(cache, target.config.groups, slot, start, end)
     target(torch.tensor(conversation.tokens[start:end], device=target.device), plan, cache)
     conversation.computed = end
 
@@ -158,11 +151,7 @@ def _prefill(target: Llama, cache: KVCache, slot: int, conversation: _Conversati
 def _decode(target: Llama, cache: KVCache, slots: list[_Conversation], writing: Writing, generator: torch.Generator) -> list[int]:
     """The next token of every conversation."""
     newest = torch.tensor([conversation.tokens[-1] for conversation in slots], device=target.device)
-    offsets = torch.tensor([conversation.computed for conversation in slots], device=target.device)
-    span = min(-(-max(conversation.computed + 1 for conversation in slots) // SPAN_STEP) * SPAN_STEP, cache.length)
-    mask = additive(torch.arange(span, device=target.device) <= offsets.view(-1, 1, 1, 1), target.dtype)
-    rows = cache.flat_rows(torch.arange(len(slots), device=target.device), offsets)
-    plan = AttentionPlan(0, len(slots), 1, offsets, rows, span, mask)
+    plan = decode_plan(cache, target.config.groups, [conversation.computed for conversation in slots])
     logits = target.logits(target(newest, plan, cache))
     for conversation in slots:
         conversation.computed += 1

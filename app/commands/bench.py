@@ -26,7 +26,9 @@ def offline(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help='JSONL (or .jsonl.gz) of {"messages": …}, {"turns": …} or {"prompt": …} lines. (default: 64 bundled prompts)'
+            exists=True,
+            dir_okay=False,
+            help='JSONL (or .jsonl.gz) of {"messages": …}, {"turns": …} or {"prompt": …} lines. (default: 64 bundled prompts)',
         ),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 32,
@@ -102,7 +104,9 @@ def offline(
 def lossless(
     base_url: Annotated[str, typer.Option(help="A running server; start it with --dtype float32.")] = "http://127.0.0.1:8000/v1",
     model: Annotated[str, typer.Option(help="The model that it serves: 'bundled', a folder or a hub id.")] = "bundled",
-    prompts: Annotated[Path | None, typer.Option(help="As for bench offline. (default: 64 bundled prompts)")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="As for bench offline. (default: 64 bundled prompts)")
+    ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens generated per prompt.")] = 128,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")] = 1024,

@@ -65,7 +65,7 @@ DraftMinReach = Annotated[
     ),
 ]
 DraftNodes = Annotated[
-    int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 12)", rich_help_panel=SPECULATION)
+    int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 9)", rich_help_panel=SPECULATION)
 ]
 
 

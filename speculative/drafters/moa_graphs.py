@@ -2,128 +2,131 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from models.compiled import DYNAMIC, Graph
-from models.kv_cache import KVWindow
-from speculative.drafters.moa import CANDIDATES, MoADrafter
-from speculative.drafters.moa_network import Frontier, MoANetwork, Place, Text, select
+from models.kv_cache import KVCache, KVWindow
+from speculative.drafters.growth import Candidates, Frontier, Place, Sampling, Text, best_tree
+from speculative.drafters.moa import MoADrafter
+from speculative.drafters.moa_network import MoANetwork
 
 Layers = list[Tensor]
 """A ``KVCache.window``."""
 
 Tensors = tuple[Tensor, ...]
-"""A Frontier, Text, Place or Candidates as a plain tuple: packages cannot hold the names of ours."""
+"""A Frontier, Candidates, Text, Place or Sampling as a plain tuple: packages cannot hold the names of ours."""
 
 
-class _Candidates(nn.Module):
-    """A frontier's best candidates, for sampling to perturb."""
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """What the graphs know of a cache besides its rows."""
 
-    def __init__(self, network: MoANetwork) -> None:
+    scratch: int
+    rows_per_slot: int
+    num_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, cache: KVCache) -> _Slots:
+        return cls(cache.scratch, cache.rows_per_slot, cache.num_kv_heads, cache.head_dim)
+
+    def window(self, layers: Layers) -> KVWindow:
+        return KVWindow(layers, self.num_kv_heads, self.head_dim)
+
+    def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """As ``KVCache.flat_rows``."""
+        return slots * self.rows_per_slot + self.scratch + positions
+
+
+class _Level(nn.Module):
+    """A whole level, the choice of the next frontier included; without ``sampling`` settings a greedy one."""
+
+    def __init__(self, network: MoANetwork, sa: _Slots, ca: _Slots, breadth: int) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.sa, self.ca, self.breadth = network, sa, ca, breadth
 
-    def forward(self, frontier: Tensors, text: Tensors, place: Tensors, sa: Layers, ca: Layers) -> tuple[Tensor, Tensor, Tensor]:
-        return self._best(Frontier(*frontier), Text(*text), Place(*place), sa, ca, CANDIDATES)
-
-    def _best(
-        self, frontier: Frontier, text: Text, place: Place, sa: Layers, ca: Layers, count: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        config = self.network.moa.config
-        windows = (
-            KVWindow(sa, config.sa_num_kv_heads, config.target.head_dim),
-            KVWindow(ca, config.ca_num_kv_heads, config.target.head_dim),
-        )
-        feature = self.network.feature(frontier, text, place, *windows)
-        return self.network.candidates(feature, frontier.tokens.shape[0], count)
-
-
-class _Level(_Candidates):
-    """A whole greedy level, the choice of the next frontier included."""
-
-    def __init__(self, network: MoANetwork, breadth: int) -> None:
-        super().__init__(network)
-        self.breadth = breadth
-
-    def forward(  # type: ignore[override]
-        self, frontier: Tensors, text: Tensors, place: Tensors, sa: Layers, ca: Layers
+    def forward(
+        self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, sampling: Tensors, sa: Layers, ca: Layers
     ) -> tuple[Tensors, Tensors, Tensor]:
-        best, ids, total = self._best(Frontier(*frontier), Text(*text), Place(*place), sa, ca, self.breadth)
-        candidates, following, reach = select(Frontier(*frontier), best - total, ids, Place(*place), self.breadth)
-        return tuple(candidates), tuple(following), reach
+        leaves, known, where = Frontier(*frontier), Text(*text), Place(*place)
+        feature = self.network.feature(leaves, known, where, self.sa.window(sa), self.ca.window(ca))
+        settings = Sampling(*sampling) if sampling else None
+        everything, following, reach = self.network.expand(
+            feature, leaves, Candidates(*grown), known, where, settings, self.breadth
+        )
+        return tuple(everything), tuple(following), reach
+
+
+class _Tree(nn.Module):
+    """``best_tree``."""
+
+    def forward(self, grown: Tensors, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return best_tree(Candidates(*grown), rows)
 
 
 class _Remember(nn.Module):
     """What drafting keeps of newly verified tokens, from the target's cache into SA's and CA's."""
 
-    def __init__(self, network: MoANetwork) -> None:
+    def __init__(self, network: MoANetwork, target: _Slots, sa: _Slots, ca: _Slots) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.target, self.sa, self.ca = network, target, sa, ca
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        source: Tensor,
-        rows: tuple[Tensor, Tensor],
-        target: Layers,
-        sa: Layers,
-        ca: Layers,
-    ) -> Tensor:
-        config = self.network.moa.config
-        kv = KVWindow(target, config.target.num_kv_heads, config.target.head_dim).gather(source)
-        windows = (
-            KVWindow(sa, config.sa_num_kv_heads, config.target.head_dim),
-            KVWindow(ca, config.ca_num_kv_heads, config.target.head_dim),
-        )
-        self.network.remember(token_ids, positions, kv, *windows, rows)
+    def forward(self, token_ids: Tensor, slots: Tensor, positions: Tensor, target: Layers, sa: Layers, ca: Layers) -> Tensor:
+        kv = self.target.window(target).gather(self.target.rows(slots, positions))
+        rows = (self.sa.rows(slots, positions), self.ca.rows(slots, positions))
+        self.network.remember(token_ids, positions, kv, self.sa.window(sa), self.ca.window(ca), rows)
         return positions  # a graph must return something
 
 
-def drafter_graphs(drafter: MoADrafter, breadth: int) -> list[Graph]:
+def drafter_graphs(drafter: MoADrafter, target_cache: KVCache, breadth: int) -> list[Graph]:
     """The graphs of a drafter without borrowed layers, under the names by which ``MoADrafter.compiled`` knows them."""
-    network, config = drafter.network, drafter.network.moa.config
-    batch, width, span, slot_rows, memory_rows, tokens, dtype = 2, 3, 80, 96, 112, 5, network.dtype
+    network = drafter.network
+    target, sa, ca = (_Slots.of(cache) for cache in (target_cache, drafter.sa_cache, drafter.ca_cache))
+    batch, width, candidates, span, tokens, dtype = 2, 3, 7, 80, 5, network.dtype
     integers = torch.zeros(batch, width, dtype=torch.long)
-    frontier = Frontier(
-        integers, torch.zeros(batch, width), integers.clone(), torch.zeros(batch, width, drafter.scratch, dtype=dtype)
-    )
-    text = Text(torch.tensor([7, 9]), torch.zeros(batch, 1, 1, span, dtype=dtype))
-    place = Place(torch.tensor([1]), torch.tensor([1]), torch.tensor([5]))
-    sa = torch.zeros(batch, slot_rows + drafter.scratch, drafter.sa_cache.data.shape[-1], dtype=dtype)
-    ca = torch.zeros(batch, memory_rows, drafter.ca_cache.data.shape[-1], dtype=dtype)
-    level_inputs = (tuple(frontier), tuple(text), tuple(place), [sa], [ca])
-    level_sizes = (
-        ({0: DYNAMIC, 1: DYNAMIC},) * len(frontier),
-        ({0: DYNAMIC}, {0: DYNAMIC, 3: DYNAMIC}),
-        (None,) * len(place),
-        [{0: DYNAMIC, 1: DYNAMIC}],
-        [{0: DYNAMIC, 1: DYNAMIC}],
-    )
+    mask = torch.zeros(batch, width, drafter.scratch, dtype=dtype)
+    frontier = Frontier(integers, torch.zeros(batch, width), integers.clone(), mask)
+    numbered = torch.zeros(batch, candidates, dtype=torch.long)
+    grown = Candidates(torch.randn(batch, candidates), numbered, numbered.clone())
+    text = Text(torch.tensor([7, 9]), torch.arange(span))
+    place = Place(torch.tensor([1]), torch.tensor([1]))
+    ones = torch.ones(batch)
+    sampling = Sampling(text.lengths.clone(), ones == 1, ones, text.lengths.clone(), ones.clone(), ones.clone())
+
+    def window(cache: KVCache, rows: int) -> Layers:
+        return [torch.zeros(batch, rows, cache.data.shape[-1], dtype=cache.data.dtype) for _ in range(cache.num_layers)]
+
+    each, window_sizes = {0: DYNAMIC, 1: DYNAMIC}, [{0: DYNAMIC, 1: DYNAMIC}]
+    windows = (window(drafter.sa_cache, 96 + drafter.scratch), window(drafter.ca_cache, 112))
+
+    def level(name: str, settings: Tensors) -> Graph:
+        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), tuple(settings), *windows)
+        sizes = (
+            (each,) * len(frontier),
+            (each,) * len(grown),
+            ({0: DYNAMIC}, {0: DYNAMIC}),
+            (None,) * len(place),
+            ({0: DYNAMIC},) * len(settings),
+            window_sizes,
+            window_sizes,
+        )
+        return Graph(name, _Level(network, sa, ca, breadth), inputs, sizes, settings=f"breadth {breadth}")
+
     numbers = torch.arange(tokens)
-    layer = torch.zeros(batch, slot_rows, config.target.kv_size, dtype=drafter.target.dtype)
-    layers = config.target.num_layers
-    remember_inputs = (
-        numbers,
-        numbers.clone(),
-        numbers.clone(),
-        (numbers.clone(), numbers.clone()),
-        [layer.clone() for _ in range(layers)],
-        [sa.clone()],
-        [ca.clone()],
-    )
-    remember_sizes = (
-        {0: DYNAMIC},
-        {0: DYNAMIC},
-        {0: DYNAMIC},
-        ({0: DYNAMIC}, {0: DYNAMIC}),
-        [{0: DYNAMIC, 1: DYNAMIC}] * layers,
-        [{0: DYNAMIC, 1: DYNAMIC}],
-        [{0: DYNAMIC, 1: DYNAMIC}],
-    )
+    remember_inputs = (numbers, numbers.clone(), numbers.clone(), window(target_cache, 96), *windows)
+    remember_sizes = (*({0: DYNAMIC},) * 3, window_sizes * target_cache.num_layers, window_sizes, window_sizes)
     return [
-        Graph("level", _Level(network, breadth), level_inputs, level_sizes, settings=f"breadth {breadth}"),
-        Graph("candidates", _Candidates(network), level_inputs, level_sizes),
-        Graph("remember", _Remember(network), remember_inputs, remember_sizes),
+        level("level", ()),
+        level("sampled_level", sampling),
+        Graph(
+            "remember",
+            _Remember(network, target, sa, ca),
+            remember_inputs,
+            remember_sizes,
+            settings=f"{target} {sa} {ca}",
+        ),
+        Graph("tree", _Tree(), (tuple(grown), torch.arange(5)), ((each,) * len(grown), {0: DYNAMIC})),
     ]

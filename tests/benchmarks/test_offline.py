@@ -74,7 +74,8 @@ def test_the_command_prints_tables_and_writes_json(tmp_path) -> None:
     assert json.loads((tmp_path / "out" / "r.json").read_text())["prompts"] == 2
 
 
-def test_a_missing_prompt_file_is_one_line_and_an_exit_code() -> None:
+def test_a_missing_prompt_file_is_named_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative.loading.load_engine", lambda _: pytest.fail("loaded a model"))
     result = CliRunner().invoke(cli, ["bench", "offline", "--prompts", "nowhere.jsonl"])
-    assert result.exit_code == 1
-    assert "cannot read nowhere.jsonl" in result.output
+    assert result.exit_code == 2
+    assert "nowhere.jsonl" in result.output and "does not exist" in result.output

@@ -27,12 +27,11 @@ def load(compile_: str, **settings: object) -> Engine:
     return load_engine(
         EngineConfig(
             model=str(FIXTURE / "target"),
-            drafter=str(FIXTURE / "drafter"),
             dtype="float32",
             max_model_len=128,
             max_num_seqs=4,
             compile=compile_,  # type: ignore[arg-type]
-            **settings,  # type: ignore[arg-type]
+            **{"drafter": str(FIXTURE / "drafter"), **settings},  # type: ignore[arg-type]
         )
     )
 
@@ -47,15 +46,17 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, 
     torch.set_num_threads(threads)
 
 
-def tokens(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    """What an engine answers to prompts sent together."""
+def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> tuple[list[list[int]], int]:
+    """What an engine answers to prompts sent together, and how many drafted tokens were accepted."""
     answers: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+    accepted: dict[str, int] = {}
     for number, prompt in enumerate(prompts):
         engine.add(Request(str(number), tuple(prompt), params))
     while engine.has_work:
         for output in engine.step():
             answers[output.request_id].extend(output.new_token_ids)
-    return list(answers.values())
+            accepted[output.request_id] = sum(number * times for number, times in enumerate(output.stats.acceptance_histogram))
+    return list(answers.values()), sum(accepted.values())
 
 
 @pytest.mark.parametrize("speculative", [True, False])
@@ -71,12 +72,22 @@ def test_compiled_graphs_give_the_same_tokens(
     assert not plain.target.compiled and not plain.compiled
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [2, 7, 1, 8] * 20][:count]
     params = SamplingParams(24, speculative=speculative, ignore_eos=True, **sampling)  # type: ignore[arg-type]
-    assert tokens(compiled, prompts, params) == tokens(plain, prompts, params)
+    assert answers(compiled, prompts, params) == answers(plain, prompts, params)
 
 
 def test_a_second_engine_takes_the_graphs_from_the_cache(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculative.compiling._compile_apart", lambda *_: pytest.fail("compiled again"))
     assert load("on", num_threads=1).target.compiled
+
+
+def test_graphs_are_made_for_the_threads_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert load("on", drafter="none").target.compiled
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_without_a_compiler_auto_goes_without_and_on_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

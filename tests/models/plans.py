@@ -46,8 +46,11 @@ def lineage(node: int, parents: Sequence[int]) -> list[int]:
     return path
 
 
-def plan(cache: KVCache, sequences: Sequence[Sequence[Row]], *, first_slot: int = 0) -> AttentionPlan:
-    """One sequence per slot from ``first_slot`` on; shorter ones are padded with rows that write to the padding row."""
+def plan(cache: KVCache, groups: int, sequences: Sequence[Sequence[Row]], *, first_slot: int = 0) -> AttentionPlan:
+    """One sequence per slot from ``first_slot`` on; shorter ones are padded with rows that write to the padding row.
+
+    ``groups`` query heads share a KV head.
+    """
     rows = max(len(sequence) for sequence in sequences)
     allowed = torch.zeros(len(sequences), 1, rows, cache.rows_per_slot, dtype=torch.bool)
     allowed[..., 0] = True  # a padding row must see something: softmax over nothing is NaN
@@ -68,8 +71,7 @@ def plan(cache: KVCache, sequences: Sequence[Sequence[Row]], *, first_slot: int 
         rows=rows,
         positions=torch.tensor(positions),
         write=torch.tensor(write),
-        span=cache.rows_per_slot,
-        mask=mask,
+        mask=mask.repeat_interleave(groups, dim=2),
     )
 
 

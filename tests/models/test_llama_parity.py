@@ -116,7 +116,7 @@ def test_whole_sequences_without_a_cache(pair: Pair) -> None:
 def test_prefill_in_one_piece(pair: Pair) -> None:
     tokens = random_tokens(50, seed=3)
     cache = pair.model.new_cache(num_slots=1, scratch=4, length=60)
-    hidden = pair.model(torch.tensor(tokens), plan(cache, [chain(0, 50)]), cache)
+    hidden = pair.model(torch.tensor(tokens), plan(cache, pair.model.config.groups, [chain(0, 50)]), cache)
     assert_close(pair.model.logits(hidden), pair.expected(tokens))
 
 
@@ -125,7 +125,7 @@ def test_prefill_in_chunks(pair: Pair) -> None:
     cache = pair.model.new_cache(num_slots=1, scratch=4, length=60)
     pieces = []
     for start, end in ((0, 16), (16, 17), (17, 40), (40, 50)):
-        step = plan(cache, [chain(start, end - start)])
+        step = plan(cache, pair.model.config.groups, [chain(start, end - start)])
         pieces.append(pair.model(torch.tensor(tokens[start:end]), step, cache))
     assert_close(pair.model.logits(torch.cat(pieces)), pair.expected(tokens))
 
@@ -133,10 +133,10 @@ def test_prefill_in_chunks(pair: Pair) -> None:
 def test_decoding_token_by_token(pair: Pair) -> None:
     tokens = random_tokens(40, seed=5)
     cache = pair.model.new_cache(num_slots=2, scratch=4, length=60)
-    pair.model(torch.tensor(tokens[:12]), plan(cache, [chain(0, 12)], first_slot=1), cache)
+    pair.model(torch.tensor(tokens[:12]), plan(cache, pair.model.config.groups, [chain(0, 12)], first_slot=1), cache)
     expected = pair.expected(tokens)
     for position in range(12, 40):
-        step = plan(cache, [chain(position, 1)], first_slot=1)
+        step = plan(cache, pair.model.config.groups, [chain(position, 1)], first_slot=1)
         hidden = pair.model(torch.tensor([tokens[position]]), step, cache)
         assert_close(pair.model.logits(hidden)[0], expected[position])
 
@@ -146,12 +146,12 @@ def test_sequences_of_different_lengths_share_a_batch(pair: Pair) -> None:
     lengths = [5, 18, 2]
     cache = pair.model.new_cache(num_slots=3, scratch=4, length=60)
     prompts = [tokens[:length] for tokens, length in zip(sequences, lengths, strict=True)]
-    pair.model(padded(prompts), plan(cache, [chain(0, length) for length in lengths]), cache)
+    pair.model(padded(prompts), plan(cache, pair.model.config.groups, [chain(0, length) for length in lengths]), cache)
     expected = [pair.expected(tokens) for tokens in sequences]
     for step in range(15):
         positions = [length + step for length in lengths]
         batch = torch.tensor([tokens[position] for tokens, position in zip(sequences, positions, strict=True)])
-        hidden = pair.model(batch, plan(cache, [chain(position, 1) for position in positions]), cache)
+        hidden = pair.model(batch, plan(cache, pair.model.config.groups, [chain(position, 1) for position in positions]), cache)
         for index, position in enumerate(positions):
             assert_close(pair.model.logits(hidden)[index], expected[index][position])
 
@@ -170,10 +170,10 @@ def test_each_tree_node_sees_its_prefix_and_ancestors_only(pair: Pair) -> None:
     prefixes = [random_tokens(21, seed=9), random_tokens(8, seed=10)]
     nodes = [random_tokens(len(parents), seed=11 + index) for index, parents in enumerate(TREES)]
     cache = pair.model.new_cache(num_slots=2, scratch=7, length=40)
-    pair.model(padded(prefixes), plan(cache, [chain(0, len(prefix)) for prefix in prefixes]), cache)
+    pair.model(padded(prefixes), plan(cache, pair.model.config.groups, [chain(0, len(prefix)) for prefix in prefixes]), cache)
 
     trees = [tree(len(prefix), parents, cache.scratch) for prefix, parents in zip(prefixes, TREES, strict=True)]
-    logits = pair.model.logits(pair.model(padded(nodes), plan(cache, trees), cache)).view(2, 7, VOCAB)
+    logits = pair.model.logits(pair.model(padded(nodes), plan(cache, pair.model.config.groups, trees), cache)).view(2, 7, VOCAB)
 
     for index, parents in enumerate(TREES):
         for node in range(len(parents)):
@@ -184,8 +184,8 @@ def test_each_tree_node_sees_its_prefix_and_ancestors_only(pair: Pair) -> None:
 def test_decoding_goes_on_from_an_accepted_path(pair: Pair) -> None:
     prefix, nodes, parents = random_tokens(10, seed=20), random_tokens(7, seed=21), TREES[0]
     cache = pair.model.new_cache(num_slots=1, scratch=7, length=40)
-    pair.model(torch.tensor(prefix), plan(cache, [chain(0, 10)]), cache)
-    pair.model(torch.tensor(nodes), plan(cache, [tree(10, parents, cache.scratch)]), cache)
+    pair.model(torch.tensor(prefix), plan(cache, pair.model.config.groups, [chain(0, 10)]), cache)
+    pair.model(torch.tensor(nodes), plan(cache, pair.model.config.groups, [tree(10, parents, cache.scratch)]), cache)
 
     accepted = lineage(6, parents)
     source = torch.tensor([cache.flat_row(0, node - cache.scratch) for node in accepted])
@@ -193,7 +193,7 @@ def test_decoding_goes_on_from_an_accepted_path(pair: Pair) -> None:
     cache.move_rows(source, destination)
 
     tokens = [*prefix, *(nodes[node] for node in accepted), 5, 77]
-    hidden = pair.model(torch.tensor(tokens[-2:]), plan(cache, [chain(len(tokens) - 2, 2)]), cache)
+    hidden = pair.model(torch.tensor(tokens[-2:]), plan(cache, pair.model.config.groups, [chain(len(tokens) - 2, 2)]), cache)
     assert_close(pair.model.logits(hidden), pair.expected(tokens)[-2:])
 
 

@@ -168,7 +168,7 @@ class StepwiseDrafter:
         drafter, target = self.case.drafter, self.case.target
         first, self.verified = self.verified, self.verified + len(tokens)
         token_ids, positions = torch.tensor(tokens), torch.arange(first, self.verified)
-        target(token_ids, plan(self.target_cache, [chain(first, len(tokens))]), self.target_cache)
+        target(token_ids, plan(self.target_cache, target.config.groups, [chain(first, len(tokens))]), self.target_cache)
         rope = drafter.rotary(positions)
         memory = drafter.memory(self.target_cache.gather(positions))
         self.ca_cache.write(0, positions, drafter.cross_keys_values(memory, rope))
@@ -177,16 +177,15 @@ class StepwiseDrafter:
     def draft(self, token: int, position: int) -> Tensor:
         """The token at ``position`` -> drafter logits [V] for the next one."""
         drafter, target = self.case.drafter, self.case.target
-        step = plan(self.sa_cache, [chain(position, 1)])
-        rope = drafter.rotary(step.positions)
         heads = target.config.num_heads
-        sa_mask = step.rows_mask(heads // self.sa_cache.num_kv_heads)
-        hidden = drafter.sa(target.embed(torch.tensor([token])), rope, cached_attention(self.sa_cache, 0, step, sa_mask, heads))
+        step = plan(self.sa_cache, heads // self.sa_cache.num_kv_heads, [chain(position, 1)])
+        rope = drafter.rotary(step.positions)
+        hidden = drafter.sa(target.embed(torch.tensor([token])), rope, cached_attention(self.sa_cache, 0, step, heads))
         queries = drafter.cross_queries(hidden, rope).unsqueeze(0)
-        keys, values = (x.transpose(1, 2) for x in self.ca_cache.read(0, 0, 1, 0, self.verified))
+        keys, values = (x.transpose(1, 2) for x in self.ca_cache.read(0, 0, 1, self.verified))
         hidden = drafter.ca.finish(hidden, full_attention(queries, keys, values, None).flatten(0, 1))
         if drafter.config.target_layer_inference:
-            step = plan(self.target_cache, [chain(position, 1)])
+            step = plan(self.target_cache, target.config.groups, [chain(position, 1)])
             hidden = target.run_layers(hidden, step, self.target_cache, first_layer=self.case.first_borrowed_layer)
         return target.logits(hidden)[0]
 

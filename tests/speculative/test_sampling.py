@@ -6,7 +6,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from speculative.errors import InvalidRequestError
 from speculative.request import SamplingParams
-from speculative.sampling import choose, gumbel_noise, noise_key, process
+from speculative.sampling import choose, gumbel_noise, noise_key, noise_keys, noise_stream, process
 
 SETTINGS = [
     {"temperature": 1.0},
@@ -79,6 +79,12 @@ def test_noise_differs_between_seeds_positions_and_tokens() -> None:
     streams = [gumbel_noise(torch.tensor(noise_key(seed, position)), ids) for seed in (0, 1, -1, 2**63) for position in (0, 1, 500)]
     correlations = np.corrcoef(torch.stack(streams).numpy())
     assert np.abs(correlations - np.eye(len(streams))).max() < 0.1
+
+
+def test_keys_of_many_positions_are_those_of_each() -> None:
+    seeds, positions = [0, 1, -7, 2**63 - 1, 2**64 + 5], [0, 3, 10_000]
+    keys = noise_keys(torch.tensor([noise_stream(seed) for seed in seeds]).unsqueeze(1), torch.tensor(positions))
+    assert keys.tolist() == [[noise_key(seed, position) for position in positions] for seed in seeds]
 
 
 def test_temperature_zero_takes_the_first_of_the_largest() -> None:

@@ -1,0 +1,131 @@
+"""How draft trees grow: pure functions of tensors, so that they can be part of a compiled graph.
+
+Shapes: B sequences, w frontier nodes each, k candidates a node, S columns of text. Candidates are numbered in the order in which
+they were proposed; the root is number 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from speculative.sampling import gumbel_noise, noise_keys, noise_stream
+from speculative.sequence import Sequence
+
+_PER_LEVEL = 1e-3
+"""What a level costs beyond its tokens' log-probabilities, so that a node never ties with its parent."""
+
+_LEAST = -64.0
+"""Where log-probabilities end: sums of −inf would tie."""
+
+
+class Frontier(NamedTuple):
+    """The nodes that the next level expands.
+
+    ``tokens``, log-probability ``scores`` from the root and candidate ``numbers`` are [B, w]; the additive ``mask``
+    [B, w, scratch] tells which scratch rows of SA's cache each node sees.
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    numbers: Tensor
+    mask: Tensor
+
+
+class Candidates(NamedTuple):
+    """The root and all that was proposed so far, [B, n]: scores, tokens, and the number of the node that each would follow."""
+
+    scores: Tensor
+    tokens: Tensor
+    parents: Tensor
+
+
+class Place(NamedTuple):
+    """Where a level stands, each [1]: its depth below the root, and its first scratch row."""
+
+    depth: Tensor
+    row: Tensor
+
+
+class Text(NamedTuple):
+    """What drafts follow: ``lengths`` [B] of the verified texts, and ``columns`` [S], the positions 0, 1, … to look at."""
+
+    lengths: Tensor
+    columns: Tensor
+
+
+class Sampling(NamedTuple):
+    """How each sequence samples, each [B]: its noise ``streams``, and its settings; greedy sequences have neutral ones."""
+
+    streams: Tensor
+    greedy: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @classmethod
+    def of(cls, sequences: Many[Sequence], device: torch.device) -> Sampling | None:
+        """None when all are greedy."""
+        params = [sequence.request.params for sequence in sequences]
+        if all(p.greedy for p in params):
+            return None
+        settings = [(True, 1.0, 0, 1.0, 0.0) if p.greedy else (False, p.temperature, p.top_k, p.top_p, p.min_p) for p in params]
+        columns = ([noise_stream(sequence.seed) for sequence in sequences], *zip(*settings, strict=True))
+        return cls(*(torch.tensor(column, device=device) for column in columns))
+
+
+def perturb(best: Tensor, ids: Tensor, positions: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor]:
+    """A node's best logits and their token ids [B, w, k] -> log-probabilities and ids of the likeliest [B, w, count].
+
+    The noise that the target's tokens at ``positions`` [B] will get is added, and the sampling settings are applied: see DESIGN.
+    """
+    streams, greedy, temperature, top_k, top_p, min_p = sampling
+    noise = gumbel_noise(noise_keys(streams, positions).view(-1, 1, 1), ids).masked_fill(greedy.view(-1, 1, 1), 0.0)
+    best = best / temperature.view(-1, 1, 1)
+    # What top-k, top-p and min-p would leave if the target agreed.
+    rank = torch.arange(best.shape[-1], device=best.device)
+    within = (top_k == 0).view(-1, 1, 1) | (rank < top_k.view(-1, 1, 1))
+    probs = best.masked_fill(~within, float("-inf")).softmax(-1)
+    before = probs.cumsum(-1) - probs
+    allowed = within & (before < top_p.view(-1, 1, 1)) & (probs >= min_p.view(-1, 1, 1) * probs[..., :1])
+    log_probs = (best + noise).masked_fill(~allowed, float("-inf")).log_softmax(-1)
+    log_probs, index = log_probs.topk(min(count, best.shape[-1]), dim=-1)
+    return log_probs, ids.gather(-1, index)
+
+
+def grow(
+    frontier: Frontier, grown: Candidates, log_probs: Tensor, ids: Tensor, place: Place, breadth: int
+) -> tuple[Candidates, Frontier, Tensor]:
+    """A frontier's candidates [B, w, k] -> all candidates, the best ``breadth`` new ones as the next frontier, and its reach [1].
+
+    Reach is the probability of getting to the new frontier by the drafter's lights: a sum over its nodes, a mean over the batch.
+    """
+    width, count = log_probs.shape[1:]
+    scores = (frontier.scores.unsqueeze(-1) + log_probs.clamp(min=_LEAST) - _PER_LEVEL).flatten(1)
+    tokens = ids.flatten(1)
+    parents = frontier.numbers.repeat_interleave(count, dim=1)
+    # Sizes may be symbols while compiling, and comparing those would make constants of them.
+    best, index = scores.topk(breadth if count >= breadth else min(breadth, width * count), dim=1)
+    # Every new node sees what its parent saw, and itself.
+    scratch = frontier.mask.shape[-1]
+    seen = frontier.mask.gather(1, (index // count).unsqueeze(-1).expand(-1, -1, scratch))
+    columns, own = torch.arange(scratch, device=index.device), torch.arange(best.shape[1], device=index.device).unsqueeze(1)
+    mask = seen.masked_fill(columns == place.row + width + own, 0.0)
+    following = Frontier(tokens.gather(1, index), best, index + grown.scores.shape[1], mask)
+    everything = Candidates(*(torch.cat(parts, dim=1) for parts in zip(grown, (scores, tokens, parents), strict=True)))
+    return everything, following, best.exp().sum(dim=1).mean().unsqueeze(0)
+
+
+def best_tree(grown: Candidates, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The best candidates as a tree: tokens and parents [B, N] as in DraftTree, best first; ``rows`` are 0, 1, … N.
+
+    A node scores less than its parent, so the best candidates form a tree, the root is the first, and parents precede children.
+    """
+    best = grown.scores.topk(rows.shape[0], dim=1).indices
+    row_of = torch.zeros_like(grown.parents).scatter(1, best, rows.expand(best.shape))
+    nodes = best[:, 1:]
+    return grown.tokens.gather(1, nodes), row_of.gather(1, grown.parents.gather(1, nodes))
