@@ -20,7 +20,8 @@ class EngineConfig:
     n-gram), "none", "ngram", a folder or a hub id. ``max_model_len`` counts prompt and output tokens of one sequence (None: the
     model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the prompt tokens run per step.
     ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and the ``draft_nodes`` best are verified;
-    drafting stops early once the kept nodes of a level have, together, a probability below ``draft_min_reach``.
+    drafting stops early once the kept nodes of a level have, together, a probability below ``draft_min_reach``. Where the last
+    ``draft_lookup`` tokens stand earlier in the text, what followed them is drafted instead (0: never).
     ``compile`` makes machine code of the networks, on CPUs with a C++ compiler: "auto" where it can and pays.
     """
 
@@ -35,6 +36,7 @@ class EngineConfig:
     draft_breadth: int = 4
     draft_nodes: int = 9
     draft_min_reach: float = 0.15
+    draft_lookup: int = 6
     num_threads: int | None = None
     compile: Compile = "auto"
 
@@ -47,6 +49,8 @@ class EngineConfig:
             raise EngineLoadError(f"max_model_len must be at least 2, got {self.max_model_len}")
         if not 0.0 <= self.draft_min_reach <= 1.0:
             raise EngineLoadError(f"draft_min_reach must be between 0 and 1, got {self.draft_min_reach}")
+        if self.draft_lookup < 0:
+            raise EngineLoadError(f"draft_lookup must be 0 (off) or more, got {self.draft_lookup}")
         if self.draft_nodes < self.draft_depth:
             raise EngineLoadError(f"draft_nodes ({self.draft_nodes}) must be at least draft_depth ({self.draft_depth})")
 

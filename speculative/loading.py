@@ -16,6 +16,7 @@ from models.loader import eos_token_ids, load_drafter, load_target, optimize_for
 from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.drafters.base import Drafter
+from speculative.drafters.lookup import LookupDrafter, behind_lookup
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.ngram import NgramDrafter
 from speculative.engine import Engine
@@ -40,8 +41,9 @@ def _load(config: EngineConfig) -> Engine:
         compile_engine(engine, config)
     else:
         optimize_for_inference(engine.target)
-    if isinstance(engine.drafter, MoADrafter) and not engine.drafter.compiled:
-        engine.drafter.pack()
+    drafter = behind_lookup(engine.drafter)
+    if isinstance(drafter, MoADrafter) and not drafter.compiled:
+        drafter.pack()
     return engine
 
 
@@ -127,7 +129,12 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
     # Draft levels have a handful of rows: on a CPU, uncompiled float32 products of that size take half the time of bfloat16 ones.
     dtype = target.dtype if target.device.type != "cpu" or _compiles(config, target) else torch.float32
     moa = load_drafter(choice, target.config, dtype=dtype, device=target.device)
-    return lambda slots, length: MoADrafter(moa, target, slots, length, shape), "moa"
+
+    def make(slots: int, length: int) -> Drafter:
+        drafter = MoADrafter(moa, target, slots, length, shape)
+        return LookupDrafter(drafter, config.draft_lookup) if config.draft_lookup else drafter
+
+    return make, "moa"
 
 
 def _default_sampling(generation: dict[str, Any]) -> dict[str, Any]:

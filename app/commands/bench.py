@@ -50,6 +50,7 @@ def offline(
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,
     draft_min_reach: options.DraftMinReach = None,
+    draft_lookup: options.DraftLookup = None,
 ) -> None:
     """Plain against speculative decoding and against transformers' generate: same prompts, same weights, one run.
 
@@ -74,6 +75,7 @@ def offline(
         draft_breadth=draft_breadth,
         draft_nodes=draft_nodes,
         draft_min_reach=draft_min_reach,
+        draft_lookup=draft_lookup,
     )
     from benchmarks import offline as measuring
     from benchmarks.decoding import load_transformers

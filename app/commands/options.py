@@ -64,6 +64,13 @@ DraftMinReach = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+DraftLookup = Annotated[
+    int | None,
+    typer.Option(
+        help="Where this many of the last tokens stand earlier in the text, draft what followed them there; 0: never. (default: 6)",
+        rich_help_panel=SPECULATION,
+    ),
+]
 DraftNodes = Annotated[
     int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 9)", rich_help_panel=SPECULATION)
 ]

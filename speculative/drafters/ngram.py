@@ -16,7 +16,7 @@ class NgramDrafter:
 
     def __init__(self, min_order: int = 2, max_order: int = 4) -> None:
         self.min_order, self.max_order = min_order, max_order
-        self._indices: dict[str, _NgramIndex] = {}
+        self._indices: dict[str, NgramIndex] = {}
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Nothing to learn: the text itself is the model."""
@@ -30,7 +30,7 @@ class NgramDrafter:
         return DraftTree.from_chains([self._chain(sequence, length) if sequence.speculative else [] for sequence in sequences])
 
     def _chain(self, sequence: Sequence, length: int) -> list[int]:
-        index = self._indices.setdefault(sequence.request.request_id, _NgramIndex(self.min_order, self.max_order))
+        index = self._indices.setdefault(sequence.request.request_id, NgramIndex(self.min_order, self.max_order))
         return index.continuation(sequence.tokens, length)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
@@ -41,7 +41,7 @@ class NgramDrafter:
         return 0
 
 
-class _NgramIndex:
+class NgramIndex:
     """Where each n-gram of one text last ended, kept as the text grows."""
 
     def __init__(self, min_order: int, max_order: int) -> None:

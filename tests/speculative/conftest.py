@@ -16,8 +16,8 @@ from speculative.request import Request, RequestOutput, SamplingParams
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 N0, N1 = FIXTURES / "llama-n0", FIXTURES / "llama-n1"
 
-DRAFT = {"draft_depth": 5, "draft_breadth": 4, "draft_nodes": 16, "draft_min_reach": 0.0}
-"""A full tree at every step: a random drafter is never sure enough to go deep by itself."""
+DRAFT = {"draft_depth": 5, "draft_breadth": 4, "draft_nodes": 16, "draft_min_reach": 0.0, "draft_lookup": 0}
+"""A full tree of the drafter's own at every step: a random one is never sure enough to go deep by itself."""
 
 MakeEngine = Callable[..., Engine]
 

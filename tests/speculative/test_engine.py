@@ -19,6 +19,8 @@ TREES = [
     {"draft_depth": 6, "draft_breadth": 8, "draft_nodes": 62},
     {"draft_depth": 1, "draft_breadth": 3, "draft_nodes": 3},
     {"draft_depth": 6, "draft_breadth": 4, "draft_nodes": 20, "draft_min_reach": 0.1},
+    {"draft_lookup": 1},
+    {"draft_depth": 3, "draft_breadth": 2, "draft_nodes": 5, "draft_lookup": 2},
 ]
 PROMPTS = [[1], [5, 9], list(range(3, 20)), [7, 7, 7, 7, 7], list(range(100, 140)), [2, 4, 8, 16, 32, 64]]
 SAMPLING = [
