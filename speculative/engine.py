@@ -216,6 +216,8 @@ class Engine:
         return output
 
     def _release(self, sequence: Sequence) -> None:
+        if self.drafter is not None:
+            self.drafter.forget(sequence)
         for move in self.scheduler.remove(sequence):
             self.cache.move_slot(move.source, move.destination, move.length)
             if self.drafter is not None:

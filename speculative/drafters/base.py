@@ -36,6 +36,9 @@ class Drafter(Protocol):
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """Draft at most ``shape.nodes`` nodes for each sequence; sequences that do not speculate get none."""
 
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended; its slot goes to another."""
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """A sequence of ``length`` verified tokens changes its slot."""
 

@@ -23,6 +23,9 @@ LONGER = 2
 WORTHWHILE = 2.0
 """Tokens that a request's matches must have foretold of late, on average, to be used: below, networks do better."""
 
+MOST_UNTOLD = 512
+"""Verified tokens that are kept back at most: telling of them takes some milliseconds, for which all streams wait."""
+
 _HOPED = 4.0
 _WEIGHT = 0.3
 
@@ -53,13 +56,26 @@ class LookupDrafter:
     def __init__(self, other: Drafter, order: int) -> None:
         self.other, self.order, self.name = other, order, other.name
         self._matches: dict[str, _Matches] = {}
+        self._untold: list[VerifiedTokens] = []
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
-        """Pass on: it must know all of the text when it is asked."""
-        self.other.extend(verified, target_cache)
+        """Keep it until the other is asked, which costs it one pass instead of many; a long text is passed on in parts."""
+        self._untold.append(verified)
+        if sum(len(part.token_ids) for part in self._untold) >= MOST_UNTOLD:
+            self._tell(target_cache)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what was kept of it."""
+        self._matches.pop(sequence.request.request_id, None)
+        kept = [(part, part.slots != sequence.slot) for part in self._untold]
+        self._untold = [VerifiedTokens(part.slots[k], part.positions[k], part.token_ids[k]) for part, k in kept if bool(k.any())]
+        self.other.forget(sequence)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Pass on."""
+        """What was kept moves along."""
+        for index, part in enumerate(self._untold):
+            slots = part.slots.masked_fill(part.slots == source, destination)
+            self._untold[index] = VerifiedTokens(slots, part.positions, part.token_ids)
         self.other.move_slot(source, destination, length)
 
     def target_scratch_rows(self, shape: DraftShape) -> int:
@@ -68,14 +84,18 @@ class LookupDrafter:
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """A chain for each sequence with a match, the other's tree for the rest."""
-        live = {sequence.request.request_id for sequence in sequences}
-        for request_id in self._matches.keys() - live:
-            del self._matches[request_id]
         chains = [self._chain(sequence, shape.nodes) if sequence.speculative else [] for sequence in sequences]
         if all(chain or not sequence.speculative for chain, sequence in zip(chains, sequences, strict=True)):
             return DraftTree.from_chains(chains)
+        self._tell(target_cache)
         tree = self.other.propose(sequences, shape, target_cache)
         return _with_chains(tree, chains) if any(chains) else tree
+
+    def _tell(self, target_cache: KVCache) -> None:
+        if self._untold:
+            parts = zip(*((part.slots, part.positions, part.token_ids) for part in self._untold), strict=True)
+            self.other.extend(VerifiedTokens(*(torch.cat(part) for part in parts)), target_cache)
+            self._untold.clear()
 
     def _chain(self, sequence: Sequence, length: int) -> list[int]:
         matches = self._matches.get(sequence.request.request_id)

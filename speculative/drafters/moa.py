@@ -60,6 +60,9 @@ class MoADrafter:
         """Borrowed layers keep the keys and values of drafted nodes in the target's scratch rows."""
         return 1 + shape.depth * shape.breadth if self.borrowed else 0
 
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing to do: what the slot holds will be written anew before it is read."""
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Move memory and SA's state."""
         self.sa_cache.move_slot(source, destination, length)

@@ -23,15 +23,16 @@ class NgramDrafter:
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """One chain per sequence, as long as the shape is deep; empty where nothing matches."""
-        live = {sequence.request.request_id for sequence in sequences}
-        for request_id in self._indices.keys() - live:
-            del self._indices[request_id]
         length = min(shape.depth, shape.nodes)
         return DraftTree.from_chains([self._chain(sequence, length) if sequence.speculative else [] for sequence in sequences])
 
     def _chain(self, sequence: Sequence, length: int) -> list[int]:
         index = self._indices.setdefault(sequence.request.request_id, NgramIndex(self.min_order, self.max_order))
         return index.continuation(sequence.tokens, length)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop its index."""
+        self._indices.pop(sequence.request.request_id, None)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Nothing is kept by slot."""
