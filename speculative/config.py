@@ -36,7 +36,7 @@ class EngineConfig:
     draft_breadth: int = 4
     draft_nodes: int = 9
     draft_min_reach: float = 0.15
-    draft_lookup: int = 6
+    draft_lookup: int = 12
     num_threads: int | None = None
     compile: Compile = "auto"
 

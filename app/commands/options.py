@@ -67,7 +67,7 @@ DraftMinReach = Annotated[
 DraftLookup = Annotated[
     int | None,
     typer.Option(
-        help="Where this many of the last tokens stand earlier in the text, draft what followed them there; 0: never. (default: 6)",
+        help="Where the last so many tokens stand earlier in the text, draft what followed them there; 0: never. (default: 12)",
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -17,14 +17,8 @@ from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
-LONGER = 2
-"""How much longer a match than the shortest that counts is preferred, in tokens."""
-
 WORTHWHILE = 2.0
 """Tokens that a request's matches must have foretold of late, on average, to be used: below, networks do better."""
-
-MOST_UNTOLD = 512
-"""Verified tokens that are kept back at most: telling of them takes some milliseconds, for which all streams wait."""
 
 _HOPED = 4.0
 _WEIGHT = 0.3
@@ -56,26 +50,18 @@ class LookupDrafter:
     def __init__(self, other: Drafter, order: int) -> None:
         self.other, self.order, self.name = other, order, other.name
         self._matches: dict[str, _Matches] = {}
-        self._untold: list[VerifiedTokens] = []
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
-        """Keep it until the other is asked, which costs it one pass instead of many; a long text is passed on in parts."""
-        self._untold.append(verified)
-        if sum(len(part.token_ids) for part in self._untold) >= MOST_UNTOLD:
-            self._tell(target_cache)
+        """Pass on: it must know all of the text when it is asked."""
+        self.other.extend(verified, target_cache)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what was kept of it."""
+        """Drop its index."""
         self._matches.pop(sequence.request.request_id, None)
-        kept = [(part, part.slots != sequence.slot) for part in self._untold]
-        self._untold = [VerifiedTokens(part.slots[k], part.positions[k], part.token_ids[k]) for part, k in kept if bool(k.any())]
         self.other.forget(sequence)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """What was kept moves along."""
-        for index, part in enumerate(self._untold):
-            slots = part.slots.masked_fill(part.slots == source, destination)
-            self._untold[index] = VerifiedTokens(slots, part.positions, part.token_ids)
+        """Pass on."""
         self.other.move_slot(source, destination, length)
 
     def target_scratch_rows(self, shape: DraftShape) -> int:
@@ -87,20 +73,13 @@ class LookupDrafter:
         chains = [self._chain(sequence, shape.nodes) if sequence.speculative else [] for sequence in sequences]
         if all(chain or not sequence.speculative for chain, sequence in zip(chains, sequences, strict=True)):
             return DraftTree.from_chains(chains)
-        self._tell(target_cache)
         tree = self.other.propose(sequences, shape, target_cache)
         return _with_chains(tree, chains) if any(chains) else tree
-
-    def _tell(self, target_cache: KVCache) -> None:
-        if self._untold:
-            parts = zip(*((part.slots, part.positions, part.token_ids) for part in self._untold), strict=True)
-            self.other.extend(VerifiedTokens(*(torch.cat(part) for part in parts)), target_cache)
-            self._untold.clear()
 
     def _chain(self, sequence: Sequence, length: int) -> list[int]:
         matches = self._matches.get(sequence.request.request_id)
         if matches is None:
-            matches = self._matches[sequence.request.request_id] = _Matches(NgramIndex(self.order, self.order + LONGER))
+            matches = self._matches[sequence.request.request_id] = _Matches(NgramIndex(self.order, self.order))
         return matches.continuation(sequence.tokens, length)
 
 
