@@ -187,28 +187,29 @@ class Engine:
 
     def _keep_paths(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance]) -> None:
         """Move accepted rows from scratch to their place in the text and let the drafter see them."""
-        slots: list[int] = []
-        positions: list[int] = []
-        rows: list[int] = []
-        token_ids: list[int] = []
+        # Per row: slot, position, token, and where it stands in the cache now and from now on.
+        kept: list[tuple[int, int, int, int, int]] = []
         drafter_sees: list[int] = []
+        scratch = self.cache.scratch
         for sequence, acceptance in zip(batch, accepted, strict=True):
             if sequence.speculative:
-                drafter_sees.extend(range(len(slots), len(slots) + len(acceptance.tokens)))
+                drafter_sees.extend(range(len(kept), len(kept) + len(acceptance.tokens)))
+            tokens = (sequence.tokens[-1], *acceptance.tokens)
             for depth, row in enumerate((0, *acceptance.rows)):
-                slots.append(sequence.slot)
-                positions.append(sequence.num_computed + depth)
-                rows.append(row)
-                token_ids.append(acceptance.tokens[depth - 1] if depth else sequence.tokens[-1])
-        slot, position = self._tensor(slots), self._tensor(positions)
+                slot, position = sequence.slot, sequence.num_computed + depth
+                drafted, final = self.cache.flat_row(slot, row - scratch), self.cache.flat_row(slot, position)
+                kept.append((slot, position, tokens[depth], drafted, final))
+        if tree.num_rows == 1 and not drafter_sees:
+            return
+        # One tensor instead of five: making one costs more than its few numbers.
+        slots, positions, token_ids, drafted_rows, final_rows = self._tensor([list(column) for column in zip(*kept, strict=True)])
         if tree.num_rows > 1:
-            drafted = self._tensor(rows).sub_(self.cache.scratch)
-            self.cache.move_rows(self.cache.flat_rows(slot, drafted), self.cache.flat_rows(slot, position))
+            self.cache.move_rows(drafted_rows, final_rows)
         if self.drafter is not None and drafter_sees:
-            verified = VerifiedTokens(slot, position, self._tensor(token_ids))
-            if len(drafter_sees) < len(slots):
+            verified = VerifiedTokens(slots, positions, token_ids)
+            if len(drafter_sees) < len(kept):
                 seen = self._tensor(drafter_sees)
-                verified = VerifiedTokens(slot[seen], position[seen], verified.token_ids[seen])
+                verified = VerifiedTokens(slots[seen], positions[seen], token_ids[seen])
             self.drafter.extend(verified, self.cache)
 
     def _finish(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
