@@ -73,7 +73,7 @@ def _graphs(engine: Engine) -> list[Graph]:
     ]
     drafter = behind_lookup(engine.drafter)
     if isinstance(drafter, MoADrafter) and not drafter.borrowed:
-        graphs += drafter_graphs(drafter, engine.cache, engine.largest_shape.breadth)
+        graphs += drafter_graphs(drafter, engine.cache)
     return graphs
 
 

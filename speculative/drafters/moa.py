@@ -42,7 +42,7 @@ class MoADrafter:
         self.borrowed = moa.config.target_layer_inference
         config = moa.config
         head_dim = config.target.head_dim
-        self.scratch = 1 + shape.depth * shape.breadth
+        self.breadth, self.scratch = shape.breadth, 1 + shape.depth * shape.breadth
         device, dtype = target.device, self.network.dtype
         self.sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
         self.ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
@@ -113,7 +113,9 @@ class MoADrafter:
         target_cache: KVCache,
     ) -> tuple[Candidates, Frontier, Tensor]:
         """One level: all candidates, the next frontier and its reach."""
-        if level := self.compiled.get("level" if sampling is None else "sampled_level"):
+        # A compiled level has its breadth built in.
+        level = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
+        if level is not None:
             windows = (self.sa_cache.window(0, len(grown.tokens))[0], self.ca_cache.window(0, len(grown.tokens))[0])
             out = level([*frontier, *grown, *text, *place, *(sampling or ()), *windows])
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]

@@ -81,7 +81,7 @@ class _Remember(nn.Module):
         return positions  # a graph must return something
 
 
-def drafter_graphs(drafter: MoADrafter, target_cache: KVCache, breadth: int) -> list[Graph]:
+def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     """The graphs of a drafter without borrowed layers, under the names by which ``MoADrafter.compiled`` knows them."""
     network = drafter.network
     target, sa, ca = (_Slots.of(cache) for cache in (target_cache, drafter.sa_cache, drafter.ca_cache))
@@ -113,7 +113,7 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache, breadth: int) -> 
             window_sizes,
             window_sizes,
         )
-        return Graph(name, _Level(network, sa, ca, breadth), inputs, sizes, settings=f"breadth {breadth}")
+        return Graph(name, _Level(network, sa, ca, drafter.breadth), inputs, sizes, settings=f"breadth {drafter.breadth}")
 
     numbers = torch.arange(tokens)
     remember_inputs = (numbers, numbers.clone(), numbers.clone(), window(target_cache, 96), *windows)
