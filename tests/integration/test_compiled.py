@@ -75,6 +75,12 @@ def test_compiled_graphs_give_the_same_tokens(
     assert answers(compiled, prompts, params) == answers(plain, prompts, params)
 
 
+def test_graphs_take_inputs_that_are_not_dense(engines: tuple[Engine, Engine]) -> None:
+    head, size = engines[0].compiled["head"], engines[0].target.config.hidden_size
+    sliced = torch.randn(4, 2 * size)[:, :size]
+    assert torch.equal(head([sliced])[0], head([sliced.clone()])[0])
+
+
 def test_a_second_engine_takes_the_graphs_from_the_cache(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speculative.compiling._compile_apart", lambda *_: pytest.fail("compiled again"))
     assert load("on", num_threads=1).target.compiled

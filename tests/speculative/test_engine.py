@@ -218,3 +218,16 @@ def test_a_failed_step_costs_its_own_requests_only(make_engine, monkeypatch) -> 
     while engine.has_work:
         outputs += engine.step()
     assert outputs[-1].request_id == "c" and outputs[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(("drafter", "kept"), [("ngram", "_indices"), ("moa", "_matches")])
+def test_drafters_forget_sequences_that_end(make_engine, drafter: str, kept: str) -> None:
+    engine = make_engine(N0, drafter, draft_lookup=2)
+    for each in mixed_requests():
+        engine.add(each)
+    engine.step()
+    assert getattr(engine.drafter, kept)
+    engine.abort("0")
+    while engine.has_work:
+        engine.step()
+    assert not getattr(engine.drafter, kept)
