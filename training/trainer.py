@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +28,7 @@ from training.export import export
 from training.forward import DraftForward
 from training.losses import DraftLoss, draft_loss
 from training.progress import Meter, Reporter
-
-VALIDATION = 1 << 20
-"""Stands for the epoch in the seeds of validation batches, so that training never draws the same."""
+from training.validation import describe, validation_batches
 
 
 class Trainer:
@@ -53,7 +51,7 @@ class Trainer:
             drafter.parameters(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=fused
         )
         self.drafter, self.optimizer = accelerator.prepare(DraftForward(drafter, compiled=config.compile), optimizer)
-        self.valid_batches = self._validation_batches(valid) if valid is not None else []
+        self.valid_batches = validation_batches(config, valid) if valid is not None else []
         self.started = time.monotonic()
         self.stop_signal: int | None = None
 
@@ -194,22 +192,6 @@ class Trainer:
 
     # ---- validation ----------------------------------------------------------------------------------------------------------
 
-    def _validation_batches(self, valid: Corpus) -> list[Batch]:
-        """The same batches every time, spread over the held-out file, about ``valid_tokens`` of them."""
-        config = self.config
-        indices = valid.usable(config.max_length)
-        if not len(indices):
-            raise DataError(f"{config.valid}: no response token within --max-length {config.max_length}")
-        plan = plan_batches(valid.lengths(config.max_length)[indices], config.batch_tokens, seed=0, epoch=VALIDATION)
-        batches: list[Batch] = []
-        tokens = 0
-        for chosen in plan:
-            if tokens >= config.valid_tokens:
-                break
-            batches.append(collate(valid, indices[chosen], config.max_length))
-            tokens += batches[-1].token_ids.numel()
-        return batches
-
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
         """Losses, accuracy by draft depth and the acceptance length they imply, on the held-out batches, no staircase."""
@@ -316,12 +298,3 @@ def rate_factor(schedule: str, step: int, warmup: int, progress: float) -> float
     progress = min(max(progress, 0.0), 1.0)
     shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}[schedule]
     return warm * shape
-
-
-def describe(step: int, figures: dict[str, Any]) -> str:
-    """A validation as one line."""
-    accuracy = " ".join(f"{share:.3f}" for share in cast("list[float]", figures["accuracy"])[:8])
-    return (
-        f"step {step}: validation loss {figures['loss']:.4f}, kl {figures['kl']:.4f}, τ {figures['acceptance_length']:.2f}, "
-        f"accuracy by depth {accuracy}"
-    )

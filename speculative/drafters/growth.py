@@ -78,6 +78,16 @@ class Sampling(NamedTuple):
         return cls(*(torch.tensor(column, device=device) for column in columns))
 
 
+class Level(NamedTuple):
+    """All that a level starts from; without ``sampling`` it is a greedy one."""
+
+    frontier: Frontier
+    grown: Candidates
+    text: Text
+    place: Place
+    sampling: Sampling | None
+
+
 def perturb(best: Tensor, ids: Tensor, positions: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor]:
     """A node's best logits and their token ids [B, w, k] -> log-probabilities and ids of the likeliest [B, w, count].
 

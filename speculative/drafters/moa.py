@@ -17,7 +17,7 @@ from models.moa import MoA
 from models.plans import span_of
 from speculative.batch import borrowed_plan
 from speculative.drafters.base import VerifiedTokens
-from speculative.drafters.growth import Candidates, Frontier, Place, Sampling, Text, best_tree
+from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
 from speculative.drafters.moa_network import MoANetwork
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
@@ -90,9 +90,9 @@ class MoADrafter:
         grown, frontier = self._planted(roots)
         row = 0
         for depth in range(shape.depth):
-            place = _place(depth, row, device)
+            level = Level(frontier, grown, text, _place(depth, row, device), sampling)
             row += frontier.tokens.shape[1]
-            grown, frontier, reach = self._expand(frontier, grown, text, place, sampling, shape.breadth, target_cache)
+            grown, frontier, reach = self._expand(level, shape.breadth, target_cache)
             if float(reach) < shape.min_reach:
                 break
         return self._tree(grown, sequences, shape.nodes)
@@ -102,31 +102,23 @@ class MoADrafter:
         scores, numbers, mask = _blank(len(roots), self.scratch, self.network.dtype, roots.device)
         return Candidates(scores, roots, numbers), Frontier(roots, scores, numbers, mask)
 
-    def _expand(
-        self,
-        frontier: Frontier,
-        grown: Candidates,
-        text: Text,
-        place: Place,
-        sampling: Sampling | None,
-        breadth: int,
-        target_cache: KVCache,
-    ) -> tuple[Candidates, Frontier, Tensor]:
-        """One level: all candidates, the next frontier and its reach."""
+    def _expand(self, level: Level, breadth: int, target_cache: KVCache) -> tuple[Candidates, Frontier, Tensor]:
+        """All candidates, the next frontier and its reach."""
+        frontier, grown, text, place, sampling = level
         # A compiled level has its breadth built in.
-        level = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
-        if level is not None:
+        graph = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
+        if graph is not None:
             windows = (self.sa_cache.window(0, len(grown.tokens))[0], self.ca_cache.window(0, len(grown.tokens))[0])
-            out = level([*frontier, *grown, *text, *place, *(sampling or ()), *windows])
+            out = graph([*frontier, *grown, *text, *place, *(sampling or ()), *windows])
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
-        feature = self.network.feature(frontier, text, place, self.sa_cache, self.ca_cache)
+        feature = self.network.feature(level, self.sa_cache, self.ca_cache)
         if self.borrowed:
-            feature = self._through_borrowed(feature, frontier, text, place, target_cache)
-        return self.network.expand(feature, frontier, grown, text, place, sampling, breadth)
+            feature = self._through_borrowed(level, feature, target_cache)
+        return self.network.expand(level, feature, breadth)
 
-    def _through_borrowed(self, feature: Tensor, frontier: Frontier, text: Text, place: Place, target_cache: KVCache) -> Tensor:
+    def _through_borrowed(self, level: Level, feature: Tensor, target_cache: KVCache) -> Tensor:
         """Run the target's last N layers on the frontier: [B·w, E] -> [B·w, E]."""
-        target = self.target
+        target, frontier, text, place = self.target, level.frontier, level.text, level.place
         positions = (text.lengths + place.depth).repeat_interleave(frontier.tokens.shape[1])
         return target.run_layers(
             feature.to(target.dtype),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from models.compiled import DYNAMIC, Graph
 from models.kv_cache import KVCache, KVWindow
-from speculative.drafters.growth import Candidates, Frontier, Place, Sampling, Text, best_tree
+from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_network import MoANetwork
 
@@ -51,12 +51,10 @@ class _Level(nn.Module):
     def forward(
         self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, sampling: Tensors, sa: Layers, ca: Layers
     ) -> tuple[Tensors, Tensors, Tensor]:
-        leaves, known, where = Frontier(*frontier), Text(*text), Place(*place)
-        feature = self.network.feature(leaves, known, where, self.sa.window(sa), self.ca.window(ca))
         settings = Sampling(*sampling) if sampling else None
-        everything, following, reach = self.network.expand(
-            feature, leaves, Candidates(*grown), known, where, settings, self.breadth
-        )
+        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), settings)
+        feature = self.network.feature(level, self.sa.window(sa), self.ca.window(ca))
+        everything, following, reach = self.network.expand(level, feature, self.breadth)
         return tuple(everything), tuple(following), reach
 
 

@@ -11,7 +11,7 @@ from models.kv_cache import KVCache, KVWindow
 from models.layers import Linear
 from models.llama import Llama
 from models.moa import MoA
-from speculative.drafters.growth import Candidates, Frontier, Place, Sampling, Text, grow, perturb
+from speculative.drafters.growth import Candidates, Frontier, Level, Text, grow, perturb
 from speculative.sampling import top_tokens
 
 CANDIDATES = 32
@@ -46,8 +46,9 @@ class MoANetwork(nn.Module):
         ca.write(0, rows[1], moa.cross_keys_values(memory, rope))
         sa.write(0, rows[0], moa.self_keys_values(self._embed(token_ids), rope))
 
-    def feature(self, frontier: Frontier, text: Text, place: Place, sa: KVCache | KVWindow, ca: KVCache | KVWindow) -> Tensor:
+    def feature(self, level: Level, sa: KVCache | KVWindow, ca: KVCache | KVWindow) -> Tensor:
         """SA and CA on the frontier: what enters the head (or the borrowed layers) [B·w, E]."""
+        frontier, text, place = level.frontier, level.text, level.place
         moa, (batch, width) = self.moa, frontier.tokens.shape
         positions = (text.lengths + place.depth).unsqueeze(1).expand(-1, width).flatten()
         rope = moa.rotary(positions)
@@ -71,17 +72,9 @@ class MoANetwork(nn.Module):
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=known.masked_fill(empty, 0.0))
         return out.masked_fill(empty, 0.0).transpose(1, 2).reshape(queries.shape[0], -1)
 
-    def expand(
-        self,
-        feature: Tensor,
-        frontier: Frontier,
-        grown: Candidates,
-        text: Text,
-        place: Place,
-        sampling: Sampling | None,
-        breadth: int,
-    ) -> tuple[Candidates, Frontier, Tensor]:
+    def expand(self, level: Level, feature: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
         """What enters the head [B·w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
+        frontier, grown, text, place, sampling = level
         logits = self.head(feature.to(self.head.weight.dtype)).float().unflatten(0, (text.lengths.shape[0], -1))
         best, ids = top_tokens(logits, breadth if sampling is None else max(breadth, CANDIDATES))
         if self.moa.draft_vocabulary is not None:
