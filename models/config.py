@@ -139,7 +139,10 @@ def _uses_sliding_window(config: Mapping[str, Any], family: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MoAConfig:
-    """Sizes of a Mixture-of-Attentions drafter for one target; key names in files are the authors'."""
+    """Sizes of a Mixture-of-Attentions drafter for one target; key names in files are the authors'.
+
+    ``draft_block_size`` positions are drafted in one pass (see ``block``); 0 is the paper's way, level by level.
+    """
 
     target: DecoderConfig
     lsa_num_kv_heads: int
@@ -149,9 +152,11 @@ class MoAConfig:
     ca_num_kv_heads: int
     ca_intermediate_size: int
     target_layer_inference: int = 0
+    draft_block_size: int = 0
+    draft_block_intermediate_size: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not divide."""
+        """Refuse sizes that do not divide or do not go together."""
         heads = self.target.num_heads
         for name in ("lsa_num_kv_heads", "sa_num_kv_heads", "ca_num_kv_heads"):
             if heads % getattr(self, name):
@@ -163,6 +168,11 @@ class MoAConfig:
                 f"target_layer_inference={self.target_layer_inference} must be at least 0 and below the target's "
                 f"{self.target.num_layers} layers"
             )
+        if self.draft_block_size:
+            if self.draft_block_size < 2 or self.draft_block_intermediate_size < 1:
+                raise CheckpointError("a draft block has at least 2 positions and 1 unit")
+            if self.target_layer_inference:
+                raise CheckpointError("a draft block cannot run through borrowed layers: target_layer_inference must be 0")
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], target: DecoderConfig) -> MoAConfig:
@@ -177,12 +187,18 @@ class MoAConfig:
                 ca_num_kv_heads=int(config["cross_attention_num_key_value_heads"]),
                 ca_intermediate_size=int(config["cross_attention_intermediate_size"]),
                 target_layer_inference=int(config.get("target_layer_inference", 0)),
+                draft_block_size=int(config.get("draft_block_size", 0)),
+                draft_block_intermediate_size=int(config.get("draft_block_intermediate_size", 0)),
             )
         except KeyError as error:
             raise CheckpointError(f"not a MoA drafter: config.json has no {error.args[0]!r}") from None
 
     def to_hf(self) -> dict[str, Any]:
-        """The MoA keys as the authors name them; the inverse of ``from_hf``."""
+        """The MoA keys as the authors name them, and ours for a draft block; the inverse of ``from_hf``."""
+        block = {
+            "draft_block_size": self.draft_block_size,
+            "draft_block_intermediate_size": self.draft_block_intermediate_size,
+        }
         return {
             "layer_self_attention_num_key_value_heads": self.lsa_num_kv_heads,
             "layer_self_attention_intermediate_size": self.lsa_intermediate_size,
@@ -191,6 +207,7 @@ class MoAConfig:
             "cross_attention_num_key_value_heads": self.ca_num_kv_heads,
             "cross_attention_intermediate_size": self.ca_intermediate_size,
             "target_layer_inference": self.target_layer_inference,
+            **(block if self.draft_block_size else {}),
         }
 
     @classmethod
@@ -204,5 +221,6 @@ class MoAConfig:
             "sa_intermediate_size": target.hidden_size * 3 // 2,
             "ca_num_kv_heads": max(1, target.num_kv_heads // 2) if heads % max(1, target.num_kv_heads // 2) == 0 else heads,
             "ca_intermediate_size": target.hidden_size * 3 // 2,
+            "draft_block_intermediate_size": target.hidden_size if sizes.get("draft_block_size") else 0,
         }
         return cls(target=target, **{**defaults, **sizes})

@@ -126,6 +126,8 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
         state.update({f"{ours}.{name}": value for name, value in _layer_state(tensors, f"{theirs}.", layer).items()})
     for name in ("weight", "bias"):
         state[f"to_memory.{name}"] = _take(tensors, f"Ekv2E.{name}")
+    if model.block is not None:
+        state.update({f"block.{name}": _take(tensors, f"{_BLOCK}.{name}") for name, _ in model.block.named_parameters()})
     _fill(model, state, folder)
     if "draft_vocabulary" in tensors:
         model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)
@@ -142,6 +144,8 @@ def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloa
     tensors["Ekv2E.weight"] = drafter.to_memory.weight
     if drafter.to_memory.bias is not None:
         tensors["Ekv2E.bias"] = drafter.to_memory.bias
+    if drafter.block is not None:
+        tensors.update({f"{_BLOCK}.{name}": parameter for name, parameter in drafter.block.named_parameters()})
     tensors = {name: tensor.detach().to("cpu", dtype, copy=True).contiguous() for name, tensor in tensors.items()}
     if drafter.draft_vocabulary is not None:
         tensors["draft_vocabulary"] = drafter.draft_vocabulary.to("cpu", torch.int32)
@@ -170,6 +174,7 @@ def optimize_for_inference(model: nn.Module) -> None:
             module.pack()
 
 
+_BLOCK = "draft_block"
 _MOA_LAYERS = {"lsa": "layer_self_attention", "sa": "self_attention", "ca": "cross_attention"}
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import full_attention, masked_attention
+from models.block import BlockHead
 from models.config import MoAConfig, RopeConfig
 from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, rotate
 from models.llama import Llama, TargetActivations
@@ -43,6 +44,8 @@ class MoA(nn.Module):
         self.to_memory = Linear(kv_size, target.hidden_size, bias=True)
         self.sa = DecoderLayer(target.hidden_size, heads, config.sa_num_kv_heads, target.head_dim, config.sa_intermediate_size, eps)
         self.ca = DecoderLayer(target.hidden_size, heads, config.ca_num_kv_heads, target.head_dim, config.ca_intermediate_size, eps)
+        size, width = config.draft_block_size, config.draft_block_intermediate_size
+        self.block = BlockHead(target.hidden_size, size, width, eps) if size else None
         self.draft_vocabulary: Tensor | None = None
         self.rotary = RotaryTable(target.head_dim, plain_rope)
         self.layer_rotary = RotaryTable(kv_size // heads, plain_rope)
@@ -100,7 +103,7 @@ class MoA(nn.Module):
         ca_mask: Tensor,
         boundaries: Tensor,
     ) -> DraftActivations:
-        """Teacher-forced training forward over whole sequences.
+        """Teacher-forced training forward over whole sequences, for drafters without a block.
 
         ``token_ids`` [B, S]; ``sa_mask`` and ``ca_mask`` boolean [B, 1, S, S], true where row i sees token (SA) or memory (CA) j;
         ``boundaries`` boolean [B, S] marks verified positions, whose true inputs the borrowed layers see (N > 0).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import threading
@@ -151,6 +152,9 @@ class AsyncEngine:
         except Exception as error:
             logger.exception("loading failed")
             self._load_error = EngineLoadError(f"loading failed: {error}")
+        # What is loaded stays: garbage collections, which stop every step, need not look at it again.
+        gc.collect()
+        gc.freeze()
         self._call(self._ready.set)
         if self._engine is None:
             return

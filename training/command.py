@@ -98,6 +98,17 @@ def train_command(
             rich_help_panel=SIZES,
         ),
     ] = 0,
+    draft_block: Annotated[
+        int | None,
+        typer.Option(
+            help="Draft this many positions in one pass, with a small network from level to level, instead of running the whole "
+            "drafter for each: cheaper and deeper trees. At least --max-interval − 1. (default: the paper's way)",
+            rich_help_panel=SIZES,
+        ),
+    ] = None,
+    draft_block_mlp: Annotated[
+        int | None, typer.Option(help="Units of that small network. (default: the target's hidden size)", rich_help_panel=SIZES)
+    ] = None,
     draft_vocabulary: Annotated[
         int | None,
         typer.Option(
@@ -200,6 +211,8 @@ def train_command(
                 ca_kv_heads=ca_kv_heads,
                 ca_mlp=ca_mlp,
                 layers_inferred=layers_inferred,
+                draft_block=draft_block,
+                draft_block_mlp=draft_block_mlp,
                 draft_vocabulary=draft_vocabulary,
                 kl_weight=kl_weight,
                 feature_weight=feature_weight,

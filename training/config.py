@@ -67,6 +67,8 @@ class TrainConfig:
     ca_kv_heads: int | None = None
     ca_mlp: int | None = None
     layers_inferred: int = 0
+    draft_block: int | None = None
+    draft_block_mlp: int | None = None
 
     draft_vocabulary: int | None = None
 
@@ -122,6 +124,8 @@ class TrainConfig:
             "max_steps",
             "max_minutes",
             "draft_vocabulary",
+            "draft_block",
+            "draft_block_mlp",
             "checkpoint_steps",
             "threads",
             "regenerate",
@@ -145,6 +149,14 @@ class TrainConfig:
         if not 2 <= self.min_interval <= self.max_interval:
             raise ConfigError(f"intervals need 2 ≤ min ≤ max, not {self.min_interval} … {self.max_interval}")
 
+        if self.draft_block is not None and self.draft_block < self.max_interval - 1:
+            raise ConfigError(
+                f"intervals of up to {self.max_interval} draft {self.max_interval - 1} positions: raise --draft-block to that, "
+                "or lower --max-interval"
+            )
+        if self.draft_block is None and self.draft_block_mlp is not None:
+            raise ConfigError("--draft-block-mlp needs --draft-block")
+
     @property
     def torch_dtype(self) -> torch.dtype:
         """What the forward passes compute in; master weights are float32 whatever it is."""
@@ -161,6 +173,8 @@ class TrainConfig:
             "ca_num_kv_heads": self.ca_kv_heads,
             "ca_intermediate_size": self.ca_mlp,
             "target_layer_inference": self.layers_inferred,
+            "draft_block_size": self.draft_block,
+            "draft_block_intermediate_size": self.draft_block_mlp,
         }
         return {name: value for name, value in given.items() if value is not None}
 

@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import full_attention, masked_attention
+from models.block import BlockHead
 from models.layers import DecoderLayer, Rope, rotate
 from models.llama import Llama, TargetActivations
 from models.moa import MoA, attention_over_layers
+from training.masks import draft_depths, last_boundaries
 
 CPU_CHUNK = 256
 """Tokens whose layers LSA reads at a time on a CPU; measured, 128 to 512 are alike, all at once is a third slower."""
@@ -57,11 +59,11 @@ class DraftForward(nn.Module):
         inferred = moa.config.target_layer_inference
         # The borrowed layers of later positions read what was predicted for every drafted one.
         computed = wanted | ~boundaries if inferred else wanted
-        rows = computed.flatten().nonzero().squeeze(1)
         memory = self.memory(truth.kv.flatten(0, 1))
-        predicted = self._cross_attend(target, token_ids, memory, sa_mask, ca_mask, computed, rows)
+        predicted = self._cross_attend(target, token_ids, memory, sa_mask, ca_mask, boundaries, computed)
         if not inferred:
             return DraftRows(predicted, None)
+        rows = computed.flatten().nonzero().squeeze(1)
         kept = wanted.flatten().index_select(0, rows).nonzero().squeeze(1)
         feature = self._through_borrowed(target, predicted, truth, boundaries, rows)
         return DraftRows(feature.index_select(0, rows.index_select(0, kept)), predicted.index_select(0, kept))
@@ -85,37 +87,32 @@ class DraftForward(nn.Module):
         return memory
 
     def _cross_attend(
-        self, target: Llama, token_ids: Tensor, memory: Tensor, sa_mask: Tensor, ca_mask: Tensor, wanted: Tensor, rows: Tensor
+        self, target: Llama, token_ids: Tensor, memory: Tensor, sa_mask: Tensor, ca_mask: Tensor, boundaries: Tensor, wanted: Tensor
     ) -> Tensor:
-        """SA and CA at the wanted positions: [R, E]."""
+        """SA and CA at the wanted positions, and the head of a block drafter: [R, E]."""
         moa = self.moa
         batch, length = token_ids.shape
-        head_dim = moa.config.target.head_dim
+        rows = wanted.flatten().nonzero().squeeze(1)
         moa.rotary.reserve(length, memory)
-        positions = torch.arange(length, device=token_ids.device)
-        rope = moa.rotary(positions.repeat(batch))
+        rope = moa.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
         own_rope = (rope[0].index_select(0, rows), rope[1].index_select(0, rows))
-        # Sequences have different numbers of wanted positions: queries are padded to the largest.
-        most = max(1, int(wanted.sum(dim=1).max()))
-        slots = (torch.arange(batch, device=rows.device).unsqueeze(1) * most + wanted.cumsum(dim=1) - 1).flatten()
-        slots = slots.index_select(0, rows)
-        padded = torch.zeros(batch * most, dtype=torch.long, device=rows.device).index_copy_(0, slots, rows % length)
-        mask_rows = padded.view(batch, most, 1).expand(-1, -1, length)
-
-        def attend(queries: Tensor, keys_values: Tensor, mask: Tensor) -> Tensor:
-            keys, values = keys_values.view(batch, length, 2, -1, head_dim).unbind(2)
-            filled = queries.new_zeros(batch * most, *queries.shape[1:]).index_copy(0, slots, queries)
-            seen = mask.expand(batch, 1, length, length).squeeze(1).gather(1, mask_rows).unsqueeze(1)
-            out = full_attention(filled.view(batch, most, *queries.shape[1:]), keys, values, seen)
-            return out.flatten(0, 1).index_select(0, slots)
-
+        padded = _Padded(wanted, rows)
         embeddings = target.embed(token_ids.flatten())
         own = embeddings.index_select(0, rows)
-        attended = attend(_queries(moa.sa, own, own_rope), moa.self_keys_values(embeddings, rope), sa_mask)
-        hidden = moa.sa.finish(own, attended)
-        attended = attend(_queries(moa.ca, hidden, own_rope), moa.cross_keys_values(memory, rope), ca_mask)
-        out: Tensor = moa.ca.finish(hidden, attended)
-        return out
+        texts = moa.self_keys_values(embeddings, rope).unflatten(0, (batch, length))
+        seen = padded.mask_rows(sa_mask)
+        depths = draft_depths(boundaries).flatten().index_select(0, rows)
+        inputs = own if moa.block is None else _block_inputs(moa.block, own, depths)
+        if moa.block is not None:
+            # Of the text a block sees what is verified, and besides itself up to each position.
+            block_of = padded.fill(last_boundaries(boundaries).flatten().index_select(0, rows))
+            drafted = padded.fill(moa.self_keys_values(inputs, own_rope))
+            together = (block_of.unsqueeze(2) == block_of.unsqueeze(1)).tril()
+            texts, seen = torch.cat((texts, drafted), dim=1), torch.cat((seen & padded.mask_rows(ca_mask), together), dim=2)
+        hidden = moa.sa.finish(inputs, padded.attend(_queries(moa.sa, inputs, own_rope), texts, seen))
+        memories = moa.cross_keys_values(memory, rope).unflatten(0, (batch, length))
+        out = moa.ca.finish(hidden, padded.attend(_queries(moa.ca, hidden, own_rope), memories, padded.mask_rows(ca_mask)))
+        return out if moa.block is None else _block_states(moa.block, out, own, depths)
 
     def _through_borrowed(
         self, target: Llama, predicted: Tensor, truth: TargetActivations, boundaries: Tensor, rows: Tensor
@@ -134,6 +131,53 @@ class DraftForward(nn.Module):
             hidden = layer(hidden, rope, attend)
         out: Tensor = target.norm(hidden)
         return out
+
+
+class _Padded:
+    """Wanted rows [R] of a batch as [B, most]: sequences want different numbers, so all are filled up to the largest."""
+
+    def __init__(self, wanted: Tensor, rows: Tensor) -> None:
+        self.batch, self.length = wanted.shape
+        self.most = max(1, int(wanted.sum(dim=1).max()))
+        starts = torch.arange(self.batch, device=rows.device).unsqueeze(1) * self.most
+        self.slots = (starts + wanted.cumsum(dim=1) - 1).flatten().index_select(0, rows)
+        self.positions = self.fill(rows % self.length)
+
+    def fill(self, x: Tensor) -> Tensor:
+        """x [R, …] -> [B, most, …], zero where nothing is wanted."""
+        filled = x.new_zeros(self.batch * self.most, *x.shape[1:]).index_copy(0, self.slots, x)
+        return filled.view(self.batch, self.most, *x.shape[1:])
+
+    def mask_rows(self, mask: Tensor) -> Tensor:
+        """The wanted rows of a mask [B or 1, 1, S, S] -> [B, most, S]."""
+        whole = mask.expand(self.batch, 1, self.length, self.length).squeeze(1)
+        return whole.gather(1, self.positions.unsqueeze(2).expand(-1, -1, self.length))
+
+    def attend(self, queries: Tensor, keys_values: Tensor, seen: Tensor) -> Tensor:
+        """Queries [R, h, d] over keys and values [B, K, 2·n_kv·d] as far as ``seen`` [B, most, K] -> [R, h·d]."""
+        keys, values = keys_values.unflatten(2, (2, -1, queries.shape[-1])).unbind(2)
+        out = full_attention(self.fill(queries), keys, values, seen.unsqueeze(1))
+        return out.flatten(0, 1).index_select(0, self.slots)
+
+
+def _block_inputs(block: BlockHead, own: Tensor, depths: Tensor) -> Tensor:
+    """What enters SA at wanted rows [R, E]: a root's own embedding, further on stand-ins."""
+    return torch.where((depths == 0).unsqueeze(1), own, block.stand_ins.index_select(0, (depths - 1).clamp(min=0)).to(own.dtype))
+
+
+def _block_states(block: BlockHead, features: Tensor, own: Tensor, depths: Tensor) -> Tensor:
+    """The head over the blocks, whose rows follow one another: features and own embeddings [R, E] -> states [R, E]."""
+    at = (depths == 0).nonzero().squeeze(1)
+    states, order = [features.index_select(0, at)], [at]
+    place = torch.zeros_like(depths)
+    # One step even where no block is that long: processes that train together must all use all weights.
+    for depth in range(1, max(2, int(depths.max()) + 1 if len(depths) else 0)):
+        place[at] = torch.arange(len(at), device=at.device)
+        at = (depths == depth).nonzero().squeeze(1)
+        parents = states[-1].index_select(0, place[at - 1])
+        states.append(block.step(parents, own.index_select(0, at), features.index_select(0, at)))
+        order.append(at)
+    return torch.cat(states).index_select(0, torch.cat(order).argsort())
 
 
 def _queries(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:

@@ -14,17 +14,22 @@ from models.moa import MoA
 from training.errors import ConfigError
 
 _MLPS = {"lsa_intermediate_size": "lsa", "sa_intermediate_size": "sa", "ca_intermediate_size": "ca"}
+_BLOCK = ("draft_block_size", "draft_block_intermediate_size")
 
 
 def narrowed(moa: MoA, sizes: Mapping[str, int]) -> MoA:
     """The drafter with the given MoAConfig sizes; raises ConfigError for one that differs and is not a smaller MLP."""
+    # A block can be added to a drafter that has none: the rest goes on as it was trained.
+    added = {} if moa.block is not None else {name: size for name, size in sizes.items() if name in _BLOCK}
+    if "draft_block_size" in added:
+        added = {"draft_block_intermediate_size": moa.config.target.hidden_size, **added}
     for name, size in sizes.items():
         current = getattr(moa.config, name)
-        if size != current and (name not in _MLPS or size > current):
+        if size != current and name not in added and (name not in _MLPS or size > current):
             raise ConfigError(
                 f"--init-from has {name} = {current}, which cannot become {size}: only MLPs can change, and only shrink"
             )
-    config = dataclasses.replace(moa.config, **dict[str, Any](sizes))
+    config = dataclasses.replace(moa.config, **dict[str, Any]({**sizes, **added}))
     if config == moa.config:
         return moa
     smaller = MoA(config).to(moa.to_memory.weight)

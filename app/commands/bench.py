@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,6 +94,8 @@ def offline(
     except (EngineError, PromptError) as error:
         options.fail(str(error))
     reference = load_transformers(config.model, engine.info.dtype, engine.info.device) if transformers else None
+    gc.collect()
+    gc.freeze()  # as the server does
     with typer.progressbar(length=len(selected), label="decoding", show_pos=True) as bar:
         result = measuring.run_offline(
             engine, config, selected, max_tokens=max_tokens, reference=reference, progress=lambda: bar.update(1)

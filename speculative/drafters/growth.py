@@ -25,14 +25,15 @@ _LEAST = -64.0
 class Frontier(NamedTuple):
     """The nodes that the next level expands.
 
-    ``tokens``, log-probability ``scores`` from the root and candidate ``numbers`` are [B, w]; the additive ``mask``
-    [B, w, scratch] tells which scratch rows of SA's cache each node sees.
+    ``tokens``, log-probability ``scores`` from the root and candidate ``numbers`` are [B, w]; ``inherited`` [B, w, …] is what else
+    a level must know of a node: where the drafter runs level by level an additive mask [B, w, scratch], the scratch rows of SA's
+    cache that the node sees; in a block the state [B, w, E] of its parent.
     """
 
     tokens: Tensor
     scores: Tensor
     numbers: Tensor
-    mask: Tensor
+    inherited: Tensor
 
 
 class Candidates(NamedTuple):
@@ -108,11 +109,12 @@ def perturb(best: Tensor, ids: Tensor, positions: Tensor, sampling: Sampling, co
 
 
 def grow(
-    frontier: Frontier, grown: Candidates, log_probs: Tensor, ids: Tensor, place: Place, breadth: int
+    frontier: Frontier, grown: Candidates, log_probs: Tensor, ids: Tensor, breadth: int
 ) -> tuple[Candidates, Frontier, Tensor]:
     """A frontier's candidates [B, w, k] -> all candidates, the best ``breadth`` new ones as the next frontier, and its reach [1].
 
-    Reach is the probability of getting to the new frontier by the drafter's lights: a sum over its nodes, a mean over the batch.
+    The new frontier inherits what stands in the old one. Reach is the probability of getting to the new frontier by the drafter's
+    lights: a sum over its nodes, a mean over the batch.
     """
     width, count = log_probs.shape[1:]
     scores = (frontier.scores.unsqueeze(-1) + log_probs.clamp(min=_LEAST) - _PER_LEVEL).flatten(1)
@@ -120,14 +122,17 @@ def grow(
     parents = frontier.numbers.repeat_interleave(count, dim=1)
     # Sizes may be symbols while compiling, and comparing those would make constants of them.
     best, index = scores.topk(breadth if count >= breadth else min(breadth, width * count), dim=1)
-    # Every new node sees what its parent saw, and itself.
-    scratch = frontier.mask.shape[-1]
-    seen = frontier.mask.gather(1, (index // count).unsqueeze(-1).expand(-1, -1, scratch))
-    columns, own = torch.arange(scratch, device=index.device), torch.arange(best.shape[1], device=index.device).unsqueeze(1)
-    mask = seen.masked_fill(columns == place.row + width + own, 0.0)
-    following = Frontier(tokens.gather(1, index), best, index + grown.scores.shape[1], mask)
+    inherited = frontier.inherited.gather(1, (index // count).unsqueeze(-1).expand(-1, -1, frontier.inherited.shape[-1]))
+    following = Frontier(tokens.gather(1, index), best, index + grown.scores.shape[1], inherited)
     everything = Candidates(*(torch.cat(parts, dim=1) for parts in zip(grown, (scores, tokens, parents), strict=True)))
     return everything, following, best.exp().sum(dim=1).mean().unsqueeze(0)
+
+
+def seeing_themselves(frontier: Frontier, first_row: Tensor) -> Frontier:
+    """A frontier that has inherited its parents' masks, each node seeing its own scratch row too; they begin at ``first_row``."""
+    mask = frontier.inherited
+    columns, own = torch.arange(mask.shape[-1], device=mask.device), torch.arange(mask.shape[1], device=mask.device).unsqueeze(1)
+    return frontier._replace(inherited=mask.masked_fill(columns == first_row + own, 0.0))
 
 
 def best_tree(grown: Candidates, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from speculative.batch import borrowed_plan
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
 from speculative.drafters.moa_network import MoANetwork
+from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
@@ -42,7 +43,10 @@ class MoADrafter:
         self.borrowed = moa.config.target_layer_inference
         config = moa.config
         head_dim = config.target.head_dim
-        self.breadth, self.scratch = shape.breadth, 1 + shape.depth * shape.breadth
+        block = moa.block
+        if block is not None and shape.depth > block.size:
+            raise EngineLoadError(f"this drafter drafts {block.size} levels at most: lower draft_depth ({shape.depth}) to that")
+        self.breadth, self.scratch = shape.breadth, 1 + shape.depth * shape.breadth if block is None else block.size
         device, dtype = target.device, self.network.dtype
         self.sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
         self.ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
@@ -88,33 +92,51 @@ class MoADrafter:
         sampling = Sampling.of(sequences, device)
         roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
         grown, frontier = self._planted(roots)
+        features = self._block(roots, text) if self.network.moa.block is not None else None
         row = 0
         for depth in range(shape.depth):
             level = Level(frontier, grown, text, _place(depth, row, device), sampling)
             row += frontier.tokens.shape[1]
-            grown, frontier, reach = self._expand(level, shape.breadth, target_cache)
+            grown, frontier, reach = self._expand(level, features, shape.breadth, target_cache)
             if float(reach) < shape.min_reach:
                 break
         return self._tree(grown, sequences, shape.nodes)
 
     def _planted(self, roots: Tensor) -> tuple[Candidates, Frontier]:
         """Trees of roots [B, 1] alone."""
-        scores, numbers, mask = _blank(len(roots), self.scratch, self.network.dtype, roots.device)
-        return Candidates(scores, roots, numbers), Frontier(roots, scores, numbers, mask)
+        scores, numbers = _blank(len(roots), roots.device)
+        if self.network.moa.block is None:
+            inherited = _root_mask(len(roots), self.scratch, self.network.dtype, roots.device)
+        else:
+            inherited = _no_state(len(roots), self.target.config.hidden_size, self.network.dtype, roots.device)
+        return Candidates(scores, roots, numbers), Frontier(roots, scores, numbers, inherited)
 
-    def _expand(self, level: Level, breadth: int, target_cache: KVCache) -> tuple[Candidates, Frontier, Tensor]:
-        """All candidates, the next frontier and its reach."""
+    def _block(self, roots: Tensor, text: Text) -> Tensor:
+        """Features of a whole block [B, size, E]."""
+        if graph := self.compiled.get("block"):
+            return graph([roots, *text, *self._windows(len(roots))])[0]
+        return self.network.block(roots, text, self.sa_cache, self.ca_cache)
+
+    def _expand(
+        self, level: Level, features: Tensor | None, breadth: int, target_cache: KVCache
+    ) -> tuple[Candidates, Frontier, Tensor]:
+        """All candidates, the next frontier and its reach; ``features`` are a block's."""
         frontier, grown, text, place, sampling = level
         # A compiled level has its breadth built in.
         graph = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
         if graph is not None:
-            windows = (self.sa_cache.window(0, len(grown.tokens))[0], self.ca_cache.window(0, len(grown.tokens))[0])
-            out = graph([*frontier, *grown, *text, *place, *(sampling or ()), *windows])
+            known = self._windows(len(grown.tokens)) if features is None else (features,)
+            out = graph([*frontier, *grown, *text, *place, *(sampling or ()), *known])
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
+        if features is not None:
+            return self.network.expand(level, self.network.states(level, features), breadth)
         feature = self.network.feature(level, self.sa_cache, self.ca_cache)
         if self.borrowed:
             feature = self._through_borrowed(level, feature, target_cache)
-        return self.network.expand(level, feature, breadth)
+        return self.network.expand(level, feature.unflatten(0, frontier.tokens.shape), breadth)
+
+    def _windows(self, batch: int) -> tuple[Tensor, Tensor]:
+        return self.sa_cache.window(0, batch)[0], self.ca_cache.window(0, batch)[0]
 
     def _through_borrowed(self, level: Level, feature: Tensor, target_cache: KVCache) -> Tensor:
         """Run the target's last N layers on the frontier: [B·w, E] -> [B·w, E]."""
@@ -122,7 +144,7 @@ class MoADrafter:
         positions = (text.lengths + place.depth).repeat_interleave(frontier.tokens.shape[1])
         return target.run_layers(
             feature.to(target.dtype),
-            borrowed_plan(target_cache, target.config.groups, *text, positions, frontier.mask.unsqueeze(1), int(place.row)),
+            borrowed_plan(target_cache, target.config.groups, *text, positions, frontier.inherited.unsqueeze(1), int(place.row)),
             target_cache,
             first_layer=target.config.num_layers - self.borrowed,
         )
@@ -151,8 +173,20 @@ def _place(depth: int, row: int, device: torch.device) -> Place:
 
 
 @cache
-def _blank(batch: int, scratch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores and numbers [B, 1] of roots, and what they see of the scratch rows [B, 1, scratch]: the first, their own."""
+def _blank(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Scores and numbers [B, 1] of roots."""
+    return torch.zeros(batch, 1, device=device), torch.zeros(batch, 1, dtype=torch.long, device=device)
+
+
+@cache
+def _root_mask(batch: int, scratch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What roots see of the scratch rows [B, 1, scratch]: the first, their own."""
     mask = torch.full((batch, 1, scratch), float("-inf"), dtype=dtype, device=device)
     mask[..., 0] = 0.0
-    return torch.zeros(batch, 1, device=device), torch.zeros(batch, 1, dtype=torch.long, device=device), mask
+    return mask
+
+
+@cache
+def _no_state(batch: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Roots have no parents."""
+    return torch.zeros(batch, 1, size, dtype=dtype, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,34 @@ class _Level(nn.Module):
         settings = Sampling(*sampling) if sampling else None
         level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), settings)
         feature = self.network.feature(level, self.sa.window(sa), self.ca.window(ca))
-        everything, following, reach = self.network.expand(level, feature, self.breadth)
+        everything, following, reach = self.network.expand(level, feature.unflatten(0, level.frontier.tokens.shape), self.breadth)
+        return tuple(everything), tuple(following), reach
+
+
+class _Block(nn.Module):
+    """``MoANetwork.block``."""
+
+    def __init__(self, network: MoANetwork, sa: _Slots, ca: _Slots) -> None:
+        super().__init__()
+        self.network, self.sa, self.ca = network, sa, ca
+
+    def forward(self, roots: Tensor, text: Tensors, sa: Layers, ca: Layers) -> Tensor:
+        return self.network.block(roots, Text(*text), self.sa.window(sa), self.ca.window(ca))
+
+
+class _BlockLevel(nn.Module):
+    """As ``_Level``, of a block with ``features`` [B, size, E]."""
+
+    def __init__(self, network: MoANetwork, breadth: int) -> None:
+        super().__init__()
+        self.network, self.breadth = network, breadth
+
+    def forward(
+        self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, sampling: Tensors, features: Tensor
+    ) -> tuple[Tensors, Tensors, Tensor]:
+        settings = Sampling(*sampling) if sampling else None
+        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), settings)
+        everything, following, reach = self.network.expand(level, self.network.states(level, features), self.breadth)
         return tuple(everything), tuple(following), reach
 
 
@@ -85,8 +113,10 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     target, sa, ca = (_Slots.of(cache) for cache in (target_cache, drafter.sa_cache, drafter.ca_cache))
     batch, width, candidates, span, tokens, dtype = 2, 3, 7, 80, 5, network.dtype
     integers = torch.zeros(batch, width, dtype=torch.long)
-    mask = torch.zeros(batch, width, drafter.scratch, dtype=dtype)
-    frontier = Frontier(integers, torch.zeros(batch, width), integers.clone(), mask)
+    block = network.moa.block
+    hidden_size = network.target.config.hidden_size
+    inherited = torch.zeros(batch, width, drafter.scratch if block is None else hidden_size, dtype=dtype)
+    frontier = Frontier(integers, torch.zeros(batch, width), integers.clone(), inherited)
     numbered = torch.zeros(batch, candidates, dtype=torch.long)
     grown = Candidates(torch.randn(batch, candidates), numbered, numbered.clone())
     text = Text(torch.tensor([7, 9]), torch.arange(span))
@@ -97,26 +127,31 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     def window(cache: KVCache, rows: int) -> Layers:
         return [torch.zeros(batch, rows, cache.data.shape[-1], dtype=cache.data.dtype) for _ in range(cache.num_layers)]
 
-    each, window_sizes = {0: DYNAMIC, 1: DYNAMIC}, [{0: DYNAMIC, 1: DYNAMIC}]
+    each, window_sizes, text_sizes = {0: DYNAMIC, 1: DYNAMIC}, [{0: DYNAMIC, 1: DYNAMIC}], ({0: DYNAMIC}, {0: DYNAMIC})
     windows = (window(drafter.sa_cache, 96 + drafter.scratch), window(drafter.ca_cache, 112))
 
     def level(name: str, settings: Tensors) -> Graph:
-        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), tuple(settings), *windows)
+        module: nn.Module = _Level(network, sa, ca, drafter.breadth)
+        known: tuple[Any, ...] = windows
+        known_sizes: tuple[Any, ...] = (window_sizes, window_sizes)
+        if block is not None:
+            module, known_sizes = _BlockLevel(network, drafter.breadth), ({0: DYNAMIC},)
+            known = (torch.zeros(batch, block.size, hidden_size, dtype=dtype),)
+        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), tuple(settings), *known)
         sizes = (
             (each,) * len(frontier),
             (each,) * len(grown),
-            ({0: DYNAMIC}, {0: DYNAMIC}),
+            text_sizes,
             (None,) * len(place),
             ({0: DYNAMIC},) * len(settings),
-            window_sizes,
-            window_sizes,
+            *known_sizes,
         )
-        return Graph(name, _Level(network, sa, ca, drafter.breadth), inputs, sizes, settings=f"breadth {drafter.breadth}")
+        return Graph(name, module, inputs, sizes, settings=f"breadth {drafter.breadth}")
 
     numbers = torch.arange(tokens)
     remember_inputs = (numbers, numbers.clone(), numbers.clone(), window(target_cache, 96), *windows)
     remember_sizes = (*({0: DYNAMIC},) * 3, window_sizes * target_cache.num_layers, window_sizes, window_sizes)
-    return [
+    graphs = [
         level("level", ()),
         level("sampled_level", sampling),
         Graph(
@@ -128,3 +163,8 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
         ),
         Graph("tree", _Tree(), (tuple(grown), torch.arange(5)), ((each,) * len(grown), {0: DYNAMIC})),
     ]
+    if block is not None:
+        inputs = (integers[:, :1].clone(), tuple(text), *windows)
+        sizes = ({0: DYNAMIC}, text_sizes, window_sizes, window_sizes)
+        graphs.append(Graph("block", _Block(network, sa, ca), inputs, sizes, settings=f"{sa} {ca}"))
+    return graphs

@@ -11,7 +11,7 @@ from models.kv_cache import KVCache, KVWindow
 from models.layers import Linear
 from models.llama import Llama
 from models.moa import MoA
-from speculative.drafters.growth import Candidates, Frontier, Level, Text, grow, perturb
+from speculative.drafters.growth import Candidates, Frontier, Level, Text, grow, perturb, seeing_themselves
 from speculative.sampling import top_tokens
 
 CANDIDATES = 32
@@ -49,16 +49,44 @@ class MoANetwork(nn.Module):
     def feature(self, level: Level, sa: KVCache | KVWindow, ca: KVCache | KVWindow) -> Tensor:
         """SA and CA on the frontier: what enters the head (or the borrowed layers) [B·w, E]."""
         frontier, text, place = level.frontier, level.text, level.place
-        moa, (batch, width) = self.moa, frontier.tokens.shape
-        positions = (text.lengths + place.depth).unsqueeze(1).expand(-1, width).flatten()
+        inputs = self._embed(frontier.tokens.flatten())
+        return self._attend(inputs, frontier.inherited, place.depth, place.row, text, sa, ca)
+
+    def block(self, roots: Tensor, text: Text, sa: KVCache | KVWindow, ca: KVCache | KVWindow) -> Tensor:
+        """SA and CA on the roots [B, 1] and the stand-ins that follow: features [B, size, E]."""
+        block, batch = self.moa.block, roots.shape[0]
+        assert block is not None
+        inputs = torch.cat((self._embed(roots), block.stand_ins.expand(batch, -1, -1)), dim=1)
+        depths = torch.arange(block.size, device=roots.device)
+        seen = additive(depths <= depths.unsqueeze(1), self.dtype).expand(batch, -1, -1)
+        features = self._attend(inputs.flatten(0, 1), seen, depths, depths[:1], text, sa, ca)
+        return features.view(batch, block.size, -1)
+
+    def states(self, level: Level, features: Tensor) -> Tensor:
+        """The frontier's states [B, w, E] in a block with ``features`` [B, size, E]."""
+        block, frontier, depth = self.moa.block, level.frontier, level.place.depth
+        assert block is not None
+        here = features.index_select(1, depth).expand_as(frontier.inherited)
+        states = block.step(frontier.inherited, self._embed(frontier.tokens), here)
+        return torch.where(depth == 0, here, states)
+
+    def _attend(
+        self, inputs: Tensor, seen: Tensor, depths: Tensor, row: Tensor, text: Text, sa: KVCache | KVWindow, ca: KVCache | KVWindow
+    ) -> Tensor:
+        """SA and CA on drafted positions [B·w, E], ``depths`` [1] or [w] behind the text, from SA's scratch row ``row`` [1] on.
+
+        ``seen`` [B, w, scratch] is an additive mask of the scratch rows.
+        """
+        moa, (batch, width, _) = self.moa, seen.shape
+        positions = (text.lengths.unsqueeze(1) + depths).expand(-1, width).flatten()
         rope = moa.rotary(positions)
         write = torch.arange(batch, device=positions.device).unsqueeze(1) * sa.rows_per_slot
-        write = write + place.row + torch.arange(width, device=positions.device)
+        write = write + row + torch.arange(width, device=positions.device)
         known = additive(text.columns < text.lengths.view(-1, 1, 1, 1), self.dtype)
-        mask = torch.cat((frontier.mask.unsqueeze(1), known.expand(-1, -1, width, -1)), dim=-1)
+        mask = torch.cat((seen.unsqueeze(1), known.expand(-1, -1, width, -1)), dim=-1)
         mask = mask.repeat_interleave(moa.sa.num_heads // moa.sa.num_kv_heads, dim=2)
         plan = AttentionPlan(0, batch, width, positions, write.flatten(), mask)
-        hidden = moa.sa(self._embed(frontier.tokens.flatten()), rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
+        hidden = moa.sa(inputs, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
         out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, known, ca))
         return out
 
@@ -72,10 +100,10 @@ class MoANetwork(nn.Module):
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=known.masked_fill(empty, 0.0))
         return out.masked_fill(empty, 0.0).transpose(1, 2).reshape(queries.shape[0], -1)
 
-    def expand(self, level: Level, feature: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
-        """What enters the head [B·w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
+    def expand(self, level: Level, entering: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
+        """What enters the head [B, w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
         frontier, grown, text, place, sampling = level
-        logits = self.head(feature.to(self.head.weight.dtype)).float().unflatten(0, (text.lengths.shape[0], -1))
+        logits = self.head(entering.to(self.head.weight.dtype)).float()
         best, ids = top_tokens(logits, breadth if sampling is None else max(breadth, CANDIDATES))
         if self.moa.draft_vocabulary is not None:
             ids = self.moa.draft_vocabulary[ids]
@@ -83,7 +111,10 @@ class MoANetwork(nn.Module):
             log_probs = best - logits.logsumexp(-1, keepdim=True)
         else:
             log_probs, ids = perturb(best, ids, text.lengths + place.depth + 1, sampling, breadth)
-        return grow(frontier, grown, log_probs, ids, place, breadth)
+        if self.moa.block is not None:
+            return grow(frontier._replace(inherited=entering), grown, log_probs, ids, breadth)
+        everything, following, reach = grow(frontier, grown, log_probs, ids, breadth)
+        return everything, seeing_themselves(following, place.row + frontier.tokens.shape[1]), reach
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         return self.target.embed(token_ids).to(self.dtype)

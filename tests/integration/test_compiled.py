@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.loader import save_drafter
 from speculative.config import EngineConfig
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.loading import load_engine
 from speculative.request import Request, SamplingParams
+from tests.speculative.conftest import random_block_drafter
 
 pytestmark = [
     pytest.mark.integration,
@@ -37,12 +39,24 @@ def load(compile_: str, **settings: object) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of compiled graphs: the target's are the same for all drafters."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module", params=["level by level", "block"])
+def engines(
+    request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Engine]]:
     """An engine on compiled graphs and one without."""
     threads = torch.get_num_threads()
+    folder = FIXTURE / "drafter"
+    if request.param == "block":
+        folder = tmp_path_factory.mktemp("block")
+        save_drafter(random_block_drafter(8), folder, dtype=torch.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield load("on", num_threads=1), load("off", num_threads=1)
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        yield load("on", num_threads=1, drafter=str(folder)), load("off", num_threads=1, drafter=str(folder))
     torch.set_num_threads(threads)
 
 

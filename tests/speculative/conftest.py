@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.config import MoAConfig
+from models.loader import load_target, save_drafter
+from models.moa import MoA
 from speculative.config import EngineConfig
 from speculative.engine import Engine
 from speculative.loading import load_engine
@@ -28,15 +31,34 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def random_block_drafter(size: int) -> MoA:
+    """A drafter for N0's target that drafts in blocks, untrained, with all of its parts at work."""
+    torch.manual_seed(0)
+    target = load_target(N0 / "target", dtype=torch.float32)[0]
+    moa = MoA(MoAConfig.from_target(target.config, draft_block_size=size)).requires_grad_(False)
+    assert moa.block is not None
+    for weight in (moa.block.down.weight, moa.block.stand_ins):
+        torch.nn.init.normal_(weight, std=0.5)
+    return moa
+
+
+@pytest.fixture(scope="session")
+def block_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter for N0's target that drafts eight positions in one pass."""
+    folder = tmp_path_factory.mktemp("block")
+    save_drafter(random_block_drafter(8), folder, dtype=torch.float32)
+    return folder
+
+
 @pytest.fixture
-def make_engine() -> MakeEngine:
-    """Builds an engine over fixture ``folder`` (N0 or N1); ``drafter`` "moa" is the fixture's own."""
+def make_engine(block_folder: Path) -> MakeEngine:
+    """Builds an engine over fixture ``folder`` (N0 or N1); ``drafter`` "moa" is the fixture's own, "block" one for N0."""
 
     def make(folder: Path = N0, drafter: str = "moa", **settings: object) -> Engine:
         return load_engine(
             EngineConfig(
                 model=str(folder / "target"),
-                drafter=str(folder / "drafter") if drafter == "moa" else drafter,
+                drafter={"moa": str(folder / "drafter"), "block": str(block_folder)}.get(drafter, drafter),
                 dtype="float32",
                 device="cpu",
                 **{"max_model_len": 128, "max_num_seqs": 4, "compile": "off", **DRAFT, **settings},  # type: ignore[arg-type]

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from speculative.drafters.growth import Candidates, Frontier, Place, Sampling, best_tree, grow, perturb
+from speculative.drafters.growth import Candidates, Frontier, Sampling, best_tree, grow, perturb, seeing_themselves
 
 SCRATCH = 16
 
@@ -21,13 +21,13 @@ def levels(depth: int, breadth: int, log_probs: torch.Tensor) -> Iterator[tuple[
     batch, count = log_probs.shape
     grown, frontier = planted(batch)
     row = 0
-    for level in range(depth):
+    for _ in range(depth):
         width = frontier.tokens.shape[1]
         each = log_probs.unsqueeze(1).expand(-1, width, -1)
         ids = torch.arange(count).expand(each.shape)
-        place = Place(torch.tensor([level]), torch.tensor([row]))
-        grown, frontier, reach = grow(frontier, grown, each, ids, place, breadth)
+        grown, frontier, reach = grow(frontier, grown, each, ids, breadth)
         row += width
+        frontier = seeing_themselves(frontier, torch.tensor([row]))
         yield grown, frontier, reach
 
 
@@ -35,11 +35,11 @@ def test_nodes_see_their_ancestors_and_themselves() -> None:
     log_probs = torch.tensor([[0.5, 0.3, 0.2]]).log()
     (_, first, _), (_, second, _) = levels(2, 2, log_probs)
     # Row 0 is the root's; the first level's two nodes have rows 1 and 2, the second's 3 and 4.
-    assert [(row == 0).nonzero().flatten().tolist() for row in first.mask[0]] == [[0, 1], [0, 2]]
+    assert [(row == 0).nonzero().flatten().tolist() for row in first.inherited[0]] == [[0, 1], [0, 2]]
     # The best paths are 0-0 (0.25) and 0-1 or 1-0 (0.15).
     assert second.tokens[0, 0] == 0
-    assert (second.mask[0, 0] == 0).nonzero().flatten().tolist() == [0, 1, 3]
-    assert (second.mask[0, 1] == 0).nonzero().flatten().tolist() in ([0, 1, 4], [0, 2, 4])
+    assert (second.inherited[0, 0] == 0).nonzero().flatten().tolist() == [0, 1, 3]
+    assert (second.inherited[0, 1] == 0).nonzero().flatten().tolist() in ([0, 1, 4], [0, 2, 4])
 
 
 def test_reach_is_the_probability_of_the_frontier() -> None:

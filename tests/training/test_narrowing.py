@@ -48,6 +48,18 @@ def test_dead_units_go_first_and_nothing_else_changes(moa: MoA) -> None:
             assert torch.equal(tensor, moa.state_dict()[name]), name
 
 
+@torch.no_grad()
+def test_a_block_is_added_to_what_was_trained(moa: MoA) -> None:
+    larger = narrowed(moa, {"draft_block_size": 5, "draft_block_intermediate_size": 7, "sa_intermediate_size": 9})
+    assert larger.block is not None
+    assert (larger.block.stand_ins.shape, larger.block.down.weight.shape) == ((4, 16), (16, 7))
+    assert torch.equal(larger.ca.mlp.down.weight, moa.ca.mlp.down.weight)
+    features, states = torch.randn(3, 16), torch.randn(3, 16)
+    assert torch.equal(larger.block.step(states, states, features), features), "at first the head adds nothing"
+    with pytest.raises(ConfigError, match="draft_block_size = 5, which cannot become 6"):
+        narrowed(larger, {"draft_block_size": 6})
+
+
 def test_what_cannot_be_cut_is_refused(moa: MoA) -> None:
     with pytest.raises(ConfigError, match="sa_intermediate_size = 12, which cannot become 13"):
         narrowed(moa, {"sa_intermediate_size": 13})

@@ -53,12 +53,19 @@ def log(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines()) if line["kind"] == kind]
 
 
-@pytest.mark.parametrize(("inferred", "dtype"), [(0, "float32"), (1, "float32"), (0, "bfloat16")])
+@pytest.mark.parametrize(
+    ("inferred", "block", "dtype"), [(0, None, "float32"), (1, None, "float32"), (0, None, "bfloat16"), (0, 13, "float32")]
+)
 def test_training_reduces_the_loss_and_learns_the_target(
-    config: TrainConfig, tmp_path: Path, write_chats: Callable[[Path, int], Path], inferred: int, dtype: Any
+    config: TrainConfig,
+    tmp_path: Path,
+    write_chats: Callable[[Path, int], Path],
+    inferred: int,
+    block: int | None,
+    dtype: Any,
 ):
     valid = str(write_chats(tmp_path / "valid.jsonl", 12))
-    config = changed(config, max_steps=40, lr=5e-3, kl_weight=1.0, layers_inferred=inferred, dtype=dtype)
+    config = changed(config, max_steps=40, lr=5e-3, kl_weight=1.0, layers_inferred=inferred, draft_block=block, dtype=dtype)
     config = changed(config, valid=valid, valid_every=20)
     assert train(config) == config.out
     losses = [line["loss"] for line in log(config.out, "train")]
@@ -88,9 +95,9 @@ def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: Tr
     assert recipe["result"]["step"] == 2
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(config: TrainConfig, tmp_path: Path, accumulate: int):
-    config = changed(config, max_steps=14, schedule="cosine", accumulate=accumulate, epochs=9.0)
+@pytest.mark.parametrize(("accumulate", "block"), [(1, None), (2, None), (1, 13)])
+def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(config: TrainConfig, tmp_path: Path, accumulate: int, block: int | None):
+    config = changed(config, max_steps=14, schedule="cosine", accumulate=accumulate, epochs=9.0, draft_block=block)
     train(changed(config, out=tmp_path / "unbroken"))
 
     class Stopped(Exception):
@@ -205,6 +212,8 @@ def test_rates_warm_up_and_follow_their_schedule():
         ({"min_interval": 8, "max_interval": 6}, "intervals need"),
         ({"kl_weight": 0.0, "feature_weight": 0.0}, "nothing would be learnt"),
         ({"kl_weight": -1.0}, "must not be negative"),
+        ({"draft_block": 12, "max_interval": 14}, "intervals of up to 14 draft 13 positions: raise --draft-block"),
+        ({"draft_block_mlp": 8}, "--draft-block-mlp needs --draft-block"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(config: TrainConfig, values: dict[str, Any], complaint: str):

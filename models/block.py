@@ -1,0 +1,40 @@
+"""Drafting a block of positions in one pass: stand-ins for tokens that are not known yet, and a light recurrent head.
+
+SA and CA run once over the root and ``size − 1`` learned stand-ins; they know the text, but not which tokens are proposed on the
+way. The head adds that, one small network a level: after the root's, a level's state comes from its parent's state, the token
+proposed there and the position's feature. (Masked positions as in DFlash, arXiv 2602.06036, with a sequential head over them.)
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.layers import Linear, RMSNorm
+
+
+class BlockHead(nn.Module):
+    """What a block drafter has besides LSA, SA and CA: ``stand_ins`` [size − 1, E], and the step from level to level."""
+
+    def __init__(self, hidden_size: int, size: int, intermediate_size: int, eps: float) -> None:
+        super().__init__()
+        self.size, self.intermediate_size = size, intermediate_size
+        self.stand_ins = nn.Parameter(torch.empty(size - 1, hidden_size))
+        self.state_norm = RMSNorm(hidden_size, eps)
+        self.token_norm = RMSNorm(hidden_size, eps)
+        self.feature_norm = RMSNorm(hidden_size, eps)
+        self.gate_up = Linear(3 * hidden_size, 2 * intermediate_size)
+        self.down = Linear(intermediate_size, hidden_size)
+        nn.init.normal_(self.stand_ins, std=0.02)
+        nn.init.zeros_(self.down.weight)  # at first a level's state is its feature
+
+    def step(self, states: Tensor, embeddings: Tensor, features: Tensor) -> Tensor:
+        """Parents' states, the nodes' token embeddings and their positions' features, all [n, E] -> the nodes' states [n, E].
+
+        The root's state is its feature; a state is what enters the LM head.
+        """
+        x = torch.cat((self.state_norm(states), self.token_norm(embeddings), self.feature_norm(features)), dim=-1)
+        gate, up = self.gate_up(x).split(self.intermediate_size, dim=-1)
+        out: Tensor = features + self.down(F.silu(gate) * up)
+        return out
