@@ -122,6 +122,14 @@ def train_command(
     feature_weight: Annotated[
         float, typer.Option(help="Weight of smooth-L1 on the target's final hidden state (paper: 1).", rich_help_panel=LOSS)
     ] = 1.0,
+    target_temperature: Annotated[
+        float,
+        typer.Option(
+            help="Temperature of the target's distribution in that KL: below 1 the drafter learns what the target's best token is, "
+            "for greedy decoding, rather than how it samples (paper: 1).",
+            rich_help_panel=LOSS,
+        ),
+    ] = 1.0,
     min_interval: Annotated[
         int, typer.Option(help="Shortest distance of simulated verifications in tokens (paper: 6).", rich_help_panel=LOSS)
     ] = 6,
@@ -216,6 +224,7 @@ def train_command(
                 draft_vocabulary=draft_vocabulary,
                 kl_weight=kl_weight,
                 feature_weight=feature_weight,
+                target_temperature=target_temperature,
                 min_interval=min_interval,
                 max_interval=max_interval,
                 staircase_until=staircase_until,

@@ -74,6 +74,7 @@ class TrainConfig:
 
     kl_weight: float = 0.1
     feature_weight: float = 1.0
+    target_temperature: float = 1.0
     min_interval: int = 6
     max_interval: int = 14
     staircase_until: float = 0.5
@@ -120,6 +121,7 @@ class TrainConfig:
             "valid_every",
             "valid_tokens",
             "clip",
+            "target_temperature",
             "epochs",
             "max_steps",
             "max_minutes",

@@ -42,16 +42,17 @@ def draft_loss(
     *,
     kl_weight: float,
     feature_weight: float,
+    temperature: float = 1.0,
     agreement: bool = False,
 ) -> DraftLoss:
     """kl_weight·KL(target ‖ drafter) + feature_weight·smooth-L1, means over ``rows`` (arXiv 2410.03804).
 
-    KL is taken as cross-entropy against the target's softmax. For a drafter with borrowed layers half of the feature term is
-    the loss on the predicted input of the first of them. ``rows`` [R] are the positions of ``draft`` in
-    the flattened [B·S].
+    The target's distribution is that at ``temperature``, the drafter's is as it is. KL is taken as cross-entropy against the
+    target's softmax. For a drafter with borrowed layers half of the feature term is the loss on the predicted input of the first
+    of them. ``rows`` [R] are the positions of ``draft`` in the flattened [B·S].
     """
     features, hidden = draft.feature, _rows(truth.hidden, rows)
-    kl, correct = soft_cross_entropy(head, features, hidden, agreement=agreement)
+    kl, correct = soft_cross_entropy(head, features, hidden, temperature=temperature, agreement=agreement)
     feature = _smooth_l1(features, hidden)
     predicted: Tensor | None = None
     smooth = feature
@@ -66,13 +67,15 @@ def draft_loss(
     )
 
 
-def soft_cross_entropy(head: LMHead, features: Tensor, hidden: Tensor, *, agreement: bool = False) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of ``head(features)`` against softmax(``head(hidden)``), and where both prefer the same token.
+def soft_cross_entropy(
+    head: LMHead, features: Tensor, hidden: Tensor, *, temperature: float = 1.0, agreement: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy of ``head(features)`` against softmax(``head(hidden)`` / temperature), and where both prefer the same.
 
     ``features`` and ``hidden`` [R, E] -> scalar, boolean [R] (empty unless ``agreement``). ``head`` is frozen: gradients reach
     ``features`` only.
     """
-    loss, correct = _SoftCrossEntropy.apply(features, hidden, head, agreement)  # type: ignore[no-untyped-call]
+    loss, correct = _SoftCrossEntropy.apply(features, hidden, head, temperature, agreement)  # type: ignore[no-untyped-call]
     return loss, correct
 
 
@@ -80,7 +83,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
     """Gradients are found chunk by chunk in the forward pass, so that no chunk's logits outlive it."""
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, hidden: Tensor, head: LMHead, agreement: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, features: Tensor, hidden: Tensor, head: LMHead, temperature: float, agreement: bool
+    ) -> tuple[Tensor, Tensor]:
         learns = ctx.needs_input_grad[0]
         total = torch.zeros((), dtype=torch.float32, device=features.device)
         gradients: list[Tensor] = []
@@ -91,7 +96,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
             theirs = head(truth)
             if agreement:
                 correct.append(ours.detach().argmax(-1) == theirs.argmax(-1))
-            target = torch.softmax(theirs.float(), dim=-1)
+            target = torch.softmax(theirs.float() / temperature, dim=-1)
             log_probabilities = torch.log_softmax(ours.detach().float(), dim=-1)
             total -= torch.dot(target.flatten(), log_probabilities.flatten())
             if learns:
@@ -104,9 +109,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return total / ctx.rows, agreed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (saved,) = ctx.saved_tensors
-        return (None if saved is None else saved * (gradient / ctx.rows).to(saved.dtype)), None, None, None
+        return (None if saved is None else saved * (gradient / ctx.rows).to(saved.dtype)), None, None, None, None
 
 
 def _smooth_l1(ours: Tensor, theirs: Tensor) -> Tensor:

@@ -88,6 +88,7 @@ class Trainer:
                 rows,
                 kl_weight=config.kl_weight,
                 feature_weight=config.feature_weight,
+                temperature=config.target_temperature,
                 agreement=agreement,
             )
         return loss, depths

@@ -98,16 +98,17 @@ def test_gradients_equal_those_of_the_plain_forward_pass(reference: Reference):
         torch.testing.assert_close(ours[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
-def test_cross_entropy_in_chunks_is_the_whole(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_cross_entropy_in_chunks_is_the_whole(monkeypatch: pytest.MonkeyPatch, temperature: float):
     monkeypatch.setattr("training.losses.CHUNK_ROWS", 3)
     torch.manual_seed(0)
     weight = torch.randn(20, 8)
     features, hidden = torch.randn(10, 8, requires_grad=True), torch.randn(10, 8)
-    loss, agreed = soft_cross_entropy(lambda x: x @ weight.T, features, hidden, agreement=True)
+    loss, agreed = soft_cross_entropy(lambda x: x @ weight.T, features, hidden, temperature=temperature, agreement=True)
     (2 * loss).backward()
     given = features.grad
     features.grad = None
-    whole = -((hidden @ weight.T).softmax(-1) * (features @ weight.T).log_softmax(-1)).sum(-1).mean()
+    whole = -((hidden @ weight.T / temperature).softmax(-1) * (features @ weight.T).log_softmax(-1)).sum(-1).mean()
     (2 * whole).backward()
     torch.testing.assert_close(loss, whole)
     torch.testing.assert_close(given, features.grad)
