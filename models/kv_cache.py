@@ -93,9 +93,8 @@ class KVCache:
         self.data[:, second : second + length] = self.data[:, first : first + length]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Flat rows [n] of all layers in LSA's layout: [n, L, 2·n_kv·d], k and v of each head side by side."""
-        kv = self.data.index_select(1, rows).transpose(0, 1)
-        return lsa_layout(kv, self.num_kv_heads, self.head_dim)
+        """Flat rows [n] of all layers: [n, L, 2·n_kv·d]."""
+        return self.data.index_select(1, rows).transpose(0, 1)
 
 
 class KVWindow:
@@ -107,8 +106,7 @@ class KVWindow:
 
     def gather(self, rows: Tensor) -> Tensor:
         """As ``KVCache.gather``."""
-        kv = torch.stack([layer.view(-1, layer.shape[-1]).index_select(0, rows) for layer in self.layers], dim=1)
-        return lsa_layout(kv, self.num_kv_heads, self.head_dim)
+        return torch.stack([layer.view(-1, layer.shape[-1]).index_select(0, rows) for layer in self.layers], dim=1)
 
     def write(self, layer: int, rows: Tensor, kv: Tensor) -> None:
         """Write kv [n, 2·n_kv·d] to the ``rows`` [n], counted from the window's first."""

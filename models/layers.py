@@ -76,6 +76,11 @@ class RMSNorm(nn.Module):
         both = F.layer_norm(torch.cat((x, x.neg()), dim=-1), (2 * size,), self._doubled, None, self.eps)
         return both.narrow(-1, 0, size)
 
+    def reorder(self, order: Tensor) -> None:
+        """Take inputs whose elements stand in another order: element i is what was element ``order[i]``."""
+        self.weight.copy_(self.weight[order])
+        self._doubled = None
+
 
 class MLP(nn.Module):
     """SwiGLU with the gate and up projections fused."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from models.attention import full_attention, masked_attention
 from models.block import BlockHead
 from models.config import MoAConfig, RopeConfig
+from models.kv_cache import lsa_layout
 from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, rotate
 from models.llama import Llama, TargetActivations
 
@@ -47,6 +48,7 @@ class MoA(nn.Module):
         size, width = config.draft_block_size, config.draft_block_intermediate_size
         self.block = BlockHead(target.hidden_size, size, width, eps) if size else None
         self.draft_vocabulary: Tensor | None = None
+        self.reads_cache_layout = False
         self.rotary = RotaryTable(target.head_dim, plain_rope)
         self.layer_rotary = RotaryTable(kv_size // heads, plain_rope)
         self._layer_ropes: Rope = (torch.empty(0), torch.empty(0))
@@ -56,8 +58,31 @@ class MoA(nn.Module):
         """Type of the weights."""
         return self.to_memory.weight.dtype
 
+    @torch.no_grad()
+    def read_cache_layout(self) -> None:
+        """For serving: let ``memory`` take keys and values as caches hold them (k0 k1 … v0 v1 …), not as LSA was trained on them.
+
+        LSA's weights are put in that order once, instead of every token's layers.
+        """
+        if self.reads_cache_layout:
+            return
+        target, lsa = self.config.target, self.lsa
+        order = lsa_layout(
+            torch.arange(target.kv_size, device=lsa.qkv.weight.device), target.num_kv_heads, target.head_dim
+        ).argsort()
+        for norm in (lsa.input_norm, lsa.mlp_norm):
+            norm.reorder(order)
+        for reading in (lsa.qkv, lsa.mlp.gate_up, self.to_memory):
+            reading.weight.copy_(reading.weight[:, order])
+        for writing in (lsa.output, lsa.mlp.down):
+            writing.weight.copy_(writing.weight[order])
+        self.reads_cache_layout = True
+
     def memory(self, kv: Tensor) -> Tensor:
-        """Layer self-attention: keys and values of n verified tokens [n, L, E_kv] -> their memory [n, E]."""
+        """Layer self-attention: keys and values of n verified tokens [n, L, E_kv] -> their memory [n, E].
+
+        In ``lsa_layout``, or after ``read_cache_layout`` in a cache's.
+        """
         n, layers, _ = kv.shape
         rope = self._layer_rope(n, kv)
         attend = attention_over_layers(n, self.lsa, kv.device)
@@ -142,15 +167,24 @@ class MoA(nn.Module):
 def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device) -> Attend:
     """Attention within each of ``count`` sequences as short as the target has layers; all see all.
 
-    On a CPU the backward pass of scaled_dot_product_attention is eight times slower for these than products written out.
-    AOTInductor, in float32, makes a constant of those products' batch size, so an exported graph keeps to the former.
+    scaled_dot_product_attention is made for long sequences. On a CPU its backward pass is eight times slower for these than
+    products written out, and a compiled graph does best with sums, which become loops of their own.
     """
     heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, layer.head_dim
-    if device.type != "cpu" or torch.compiler.is_exporting():
+    if device.type != "cpu":
         return masked_attention(count, heads, kv_heads, None)
     groups = heads // kv_heads
 
-    def attend(queries: Tensor, kv: Tensor) -> Tensor:
+    def attend_by_sums(queries: Tensor, kv: Tensor) -> Tensor:
+        length = kv.shape[0] // count
+        keys, values = kv.view(count, length, 2, kv_heads, size).permute(2, 0, 3, 1, 4).float().unsqueeze(3)
+        # Heads are group-major: [count, n_kv, L, group, 1, d] meets the keys' [count, n_kv, 1, 1, L, d].
+        queries = queries.view(count, length, groups, kv_heads, size).permute(0, 3, 1, 2, 4).unsqueeze(4)
+        weights = torch.softmax((queries.float() * keys.unsqueeze(2)).sum(-1) * size**-0.5, dim=-1)
+        out: Tensor = (weights.unsqueeze(-1) * values.unsqueeze(2)).sum(-2)
+        return out.to(kv.dtype).permute(0, 2, 3, 1, 4).reshape(count * length, heads * size)
+
+    def attend_by_products(queries: Tensor, kv: Tensor) -> Tensor:
         keys, values = kv.view(count, -1, 2, kv_heads, size).unbind(2)
         length = keys.shape[1]
         # Heads are group-major: the queries of one KV head become rows of one product.
@@ -162,7 +196,7 @@ def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device)
         out = torch.bmm(weights.to(values.dtype), values).view(count, kv_heads, groups, length, size)
         return out.permute(0, 3, 2, 1, 4).reshape(count * length, heads * size)
 
-    return attend
+    return attend_by_sums if torch.compiler.is_exporting() else attend_by_products
 
 
 def _keys_values(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:

@@ -39,6 +39,7 @@ class DraftForward(nn.Module):
 
     def __init__(self, moa: MoA, *, compiled: bool = False) -> None:
         super().__init__()
+        assert not moa.reads_cache_layout
         self.moa = moa
         self._read_layers: Callable[[Tensor, Rope], Tensor] = self._lsa
         if compiled:

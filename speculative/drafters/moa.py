@@ -28,6 +28,7 @@ from speculative.tree import DraftTree
 class MoADrafter:
     """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
 
+    ``moa`` is made ready for serving and is of no use for training afterwards.
     ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``.
     """
 
@@ -35,6 +36,7 @@ class MoADrafter:
 
     def __init__(self, moa: MoA, target: Llama, num_slots: int, length: int, shape: DraftShape) -> None:
         self.target = target
+        moa.read_cache_layout()
         if target.device.type == "cpu" and target.dtype == torch.bfloat16:
             # LSA has a row per layer of every token: enough for bfloat16 products, and the target's cache is read as it is.
             moa.lsa.to(torch.bfloat16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +152,9 @@ class StepwiseDrafter:
     """Drafts one token at a time with caches, as the engine does: memory of verified tokens only, SA over everything."""
 
     def __init__(self, case: Case, verified: list[int]) -> None:
-        self.case, drafter, target = case, case.drafter, case.target
+        self.case, drafter, target = case, copy.deepcopy(case.drafter), case.target
+        drafter.read_cache_layout()
+        self.drafter = drafter
         config = drafter.config
         length = case.token_ids.shape[1]
         head_dim = target.config.head_dim
@@ -165,7 +168,7 @@ class StepwiseDrafter:
         self.verify(verified[len(verified) // 2 :])
 
     def verify(self, tokens: list[int]) -> None:
-        drafter, target = self.case.drafter, self.case.target
+        drafter, target = self.drafter, self.case.target
         first, self.verified = self.verified, self.verified + len(tokens)
         token_ids, positions = torch.tensor(tokens), torch.arange(first, self.verified)
         target(token_ids, plan(self.target_cache, target.config.groups, [chain(first, len(tokens))]), self.target_cache)
@@ -176,7 +179,7 @@ class StepwiseDrafter:
 
     def draft(self, token: int, position: int) -> Tensor:
         """The token at ``position`` -> drafter logits [V] for the next one."""
-        drafter, target = self.case.drafter, self.case.target
+        drafter, target = self.drafter, self.case.target
         heads = target.config.num_heads
         step = plan(self.sa_cache, heads // self.sa_cache.num_kv_heads, [chain(position, 1)])
         rope = drafter.rotary(step.positions)
