@@ -9,6 +9,7 @@ import typer
 
 from app.commands.bench import bench
 from app.commands.chat import chat
+from app.commands.evaluate import evaluate
 from app.commands.serve import serve
 from app.commands.train import train
 
@@ -22,6 +23,7 @@ cli = typer.Typer(
 cli.command()(serve)
 cli.command()(chat)
 cli.command("train")(train)
+cli.command("eval")(evaluate)
 cli.add_typer(bench)
 
 

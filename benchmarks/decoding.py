@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,8 @@ class Decoded:
     stats: RequestStats | None
 
 
-def decode(engine: Engine, prompt: Prompt, params: SamplingParams) -> Decoded:
-    """Run one request alone through an idle engine."""
+def decode(engine: Engine, prompt: Prompt, params: SamplingParams, on_output: Callable[[], None] = lambda: None) -> Decoded:
+    """Run one request alone through an idle engine; ``on_output`` is called whenever there are new tokens."""
     token_ids: list[int] = []
     stats: RequestStats | None = None
     first = 0.0
@@ -36,6 +37,7 @@ def decode(engine: Engine, prompt: Prompt, params: SamplingParams) -> Decoded:
     while engine.has_work:
         for output in engine.step():
             first = first or time.perf_counter()
+            on_output()
             token_ids.extend(output.new_token_ids)
             stats = output.stats
     end = time.perf_counter()

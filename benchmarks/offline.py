@@ -39,6 +39,10 @@ class OfflineResult:
         pairs = zip(self.runs[way], self.runs[over], strict=True)
         return [(len(a.token_ids) / a.seconds) / (len(b.token_ids) / b.seconds) for a, b in pairs]
 
+    def decode_ratio(self, way: str, over: str) -> float:
+        """Speed of one way over another's with prefill left out, all prompts together."""
+        return _decode_seconds_per_token(self.runs[over]) / _decode_seconds_per_token(self.runs[way])
+
     def identical(self, way: str, over: str) -> int:
         """Prompts for which both ways gave the same tokens."""
         return sum(a.token_ids == b.token_ids for a, b in zip(self.runs[way], self.runs[over], strict=True))
@@ -64,6 +68,7 @@ class OfflineResult:
                 "settings": self.settings,
                 "prompts": len(self.prompts),
                 "tokens_per_second": {way: round(self.tokens_per_second(way), 1) for way in self.runs},
+                "decode_ratio": round(self.decode_ratio(SPECULATIVE, PLAIN), 3),
                 "ratios": {name: spread(self.ratios(*pair)) for name, pair in self._comparisons().items()},
                 "identical_outputs": {name: self.identical(*pair) for name, pair in self._comparisons().items()},
                 "tau": round(acceptance.tau, 3),
@@ -82,6 +87,10 @@ class OfflineResult:
             pairs["plain/transformers"] = (PLAIN, TRANSFORMERS)
             pairs["speculative/transformers"] = (SPECULATIVE, TRANSFORMERS)
         return pairs
+
+
+def _decode_seconds_per_token(runs: Sequence[Decoded]) -> float:
+    return sum(run.decode_seconds for run in runs) / max(1, sum(len(run.token_ids) for run in runs))
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -1,0 +1,227 @@
+"""`moaserve eval`: drafters side by side on the same target, prompts and trees; a definition of every figure stands at its name."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.acceptance import Acceptance, summarize
+from benchmarks.decoding import Decoded, decode
+from benchmarks.machine import Provenance, provenance
+from benchmarks.prompts import Prompt
+from models.kv_cache import KVCache
+from speculative.config import EngineConfig
+from speculative.drafters.base import Drafter, VerifiedTokens
+from speculative.engine import Engine
+from speculative.policy import DraftShape
+from speculative.request import RequestStats, SamplingParams
+from speculative.sequence import Sequence as RunningSequence
+from speculative.tree import DraftTree
+
+ALL = "all"
+"""The name under which the figures of all sources together stand."""
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One drafter under one way of drafting and one of sampling: a row of the table."""
+
+    drafter: str
+    shape: str
+    sampling: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One prompt under one case: speculative and plain, and what drafting took of the former."""
+
+    source: str
+    speculative: Decoded
+    plain: Decoded
+    draft_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a case's runs come to.
+
+    ``tau`` is tokens gained per verification, with ``tau_low`` and ``tau_high`` a 95% interval over prompts (bootstrap);
+    ``passes_per_token`` target passes per token, prefill included; ``decode_ratio`` speed over plain decoding without prefill,
+    ``end_to_end`` the median over prompts with it; ``draft_cost`` what drafting takes per verification, memory included, in plain
+    decode steps; ``identical`` the share of outputs that equal plain decoding's (in float32 all).
+    """
+
+    prompts: int
+    tau: float
+    tau_low: float
+    tau_high: float
+    by_depth: tuple[float, ...]
+    tokens_per_second: float
+    decode_ratio: float
+    end_to_end: float
+    passes_per_token: float
+    draft_cost: float
+    identical: float
+
+
+class TimedDrafter:
+    """Passes everything on and adds up what drafting and taking note of verified tokens take, prompts left out."""
+
+    def __init__(self, other: Drafter) -> None:
+        self.other, self.name, self.seconds = other, other.name, 0.0
+
+    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
+        """Timed."""
+        start = time.perf_counter()
+        self.other.extend(verified, target_cache)
+        self.seconds += time.perf_counter() - start
+
+    def propose(self, sequences: list[RunningSequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+        """Timed."""
+        start = time.perf_counter()
+        tree = self.other.propose(sequences, shape, target_cache)
+        self.seconds += time.perf_counter() - start
+        return tree
+
+    def forget(self, sequence: RunningSequence) -> None:
+        """Pass on."""
+        self.other.forget(sequence)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Pass on."""
+        self.other.move_slot(source, destination, length)
+
+    def target_scratch_rows(self, shape: DraftShape) -> int:
+        """The other's."""
+        return self.other.target_scratch_rows(shape)
+
+
+def shapes(config: EngineConfig) -> dict[str, EngineConfig]:
+    """The ways of drafting that are compared: the configured tree, and a chain as deep."""
+    return {"tree": config, "chain": replace(config, draft_breadth=1, draft_nodes=config.draft_depth)}
+
+
+def evaluate(
+    load: Callable[[EngineConfig], Engine],
+    configs: dict[str, EngineConfig],
+    prompts: Sequence[Prompt],
+    *,
+    shape_names: Sequence[str],
+    temperatures: Sequence[float],
+    max_tokens: int,
+    seed: int,
+    progress: Callable[[], None] = lambda: None,
+) -> dict[Case, list[Run]]:
+    """All prompts for each drafter of ``configs``, shape and temperature; each run has a plain one beside it."""
+    results: dict[Case, list[Run]] = {}
+    for name, config in configs.items():
+        for shape in shape_names:
+            engine = load(shapes(config)[shape])
+            for temperature in temperatures:
+                case = Case(name, shape, "greedy" if temperature == 0 else f"temperature {temperature:g}")
+                results[case] = list(_runs(engine, prompts, temperature, max_tokens, seed, progress))
+    return results
+
+
+def _runs(
+    engine: Engine, prompts: Sequence[Prompt], temperature: float, max_tokens: int, seed: int, progress: Callable[[], None]
+) -> Iterator[Run]:
+    drafter = engine.drafter
+    if drafter is None:
+        raise ValueError("an engine without a drafter cannot be evaluated")
+    engine.drafter = timed = drafter if isinstance(drafter, TimedDrafter) else TimedDrafter(drafter)
+    plain = SamplingParams(max_tokens, temperature=temperature, seed=seed, speculative=False)
+    drafting = replace(plain, speculative=True)
+    for params in (plain, drafting):
+        decode(engine, prompts[0], params)  # the first run of anything pays for memory being set up
+    for number, prompt in enumerate(prompts):
+        runs: dict[bool, tuple[Decoded, float]] = {}
+        for params in (plain, drafting) if number % 2 else (drafting, plain):
+            runs[params.speculative] = _timed(engine, timed, prompt, params)
+        yield Run(prompt.source, runs[True][0], runs[False][0], runs[True][1])
+        progress()
+
+
+def _timed(engine: Engine, timed: TimedDrafter, prompt: Prompt, params: SamplingParams) -> tuple[Decoded, float]:
+    """A run, and the seconds that drafting took in its ``decode_seconds``."""
+    seen: list[float] = []
+
+    def first_token() -> None:
+        if not seen:
+            seen.append(timed.seconds)
+
+    run = decode(engine, prompt, params, on_output=first_token)
+    return run, timed.seconds - seen[0]
+
+
+def figures(runs: Sequence[Run], seed: int = 0) -> Figures:
+    """Pool runs."""
+    stats = [run.speculative.stats for run in runs if run.speculative.stats is not None]
+    acceptance: Acceptance = summarize(stats)
+    tokens = sum(len(run.speculative.token_ids) for run in runs)
+    plain_tokens = sum(len(run.plain.token_ids) for run in runs)
+    plain_step = sum(run.plain.decode_seconds for run in runs) / max(1, plain_tokens - len(runs))
+    decode_rate = tokens / sum(run.speculative.decode_seconds for run in runs)
+    plain_rate = plain_tokens / sum(run.plain.decode_seconds for run in runs)
+    drafts = sum(s.num_drafts for s in stats) - len(stats)  # like decode_seconds, without the first
+    low, high = _interval(stats, seed)
+    return Figures(
+        prompts=len(runs),
+        tau=acceptance.tau,
+        tau_low=low,
+        tau_high=high,
+        by_depth=acceptance.by_depth,
+        tokens_per_second=tokens / sum(run.speculative.seconds for run in runs),
+        decode_ratio=decode_rate / plain_rate,
+        end_to_end=statistics.median(_rate(run.speculative) / _rate(run.plain) for run in runs),
+        passes_per_token=acceptance.target_passes / tokens,
+        draft_cost=sum(run.draft_seconds for run in runs) / max(1, drafts) / plain_step,
+        identical=sum(run.speculative.token_ids == run.plain.token_ids for run in runs) / len(runs),
+    )
+
+
+def _rate(run: Decoded) -> float:
+    return len(run.token_ids) / run.seconds
+
+
+def _interval(stats: Sequence[RequestStats], seed: int) -> tuple[float, float]:
+    """95% of the τ of samples of the prompts, drawn with replacement."""
+    rng, counts = random.Random(seed), [(s.num_accepted_draft_tokens, s.num_drafts) for s in stats]
+    taus = []
+    for _ in range(_RESAMPLES):
+        accepted, drafts = map(sum, zip(*rng.choices(counts, k=len(counts)), strict=True))
+        taus.append(1 + accepted / max(1, drafts))
+    taus.sort()
+    return taus[int(0.025 * _RESAMPLES)], taus[int(0.975 * _RESAMPLES)]
+
+
+def by_source(runs: Sequence[Run]) -> dict[str, Figures]:
+    """Figures of all runs, and of each source's."""
+    sources = sorted({run.source for run in runs})
+    return {ALL: figures(runs)} | {source: figures([run for run in runs if run.source == source]) for source in sources}
+
+
+def to_json(results: dict[Case, dict[str, Figures]], settings: dict[str, Any]) -> str:
+    """Everything but text."""
+    source: Provenance = provenance()
+    rows = [
+        {"drafter": case.drafter, "shape": case.shape, "sampling": case.sampling, "source": name, **_rounded(each)}
+        for case, sources in results.items()
+        for name, each in sources.items()
+    ]
+    return json.dumps({"provenance": source.as_dict(), "settings": settings, "results": rows}, indent=1)
+
+
+def _rounded(figures: Figures) -> dict[str, Any]:
+    values = {name: getattr(figures, name) for name in figures.__dataclass_fields__}
+    return {
+        name: [round(share, 3) for share in value] if isinstance(value, tuple) else round(value, 3)
+        for name, value in values.items()
+    }

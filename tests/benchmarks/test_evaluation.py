@@ -1,0 +1,114 @@
+"""Drafters side by side: figures that add up, intervals that hold, pictures that are drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli import cli
+from benchmarks.decoding import Decoded
+from benchmarks.evaluation import ALL, Run, by_source, evaluate, figures
+from benchmarks.prompts import Prompt
+from speculative.config import EngineConfig
+from speculative.loading import load_engine
+from speculative.request import RequestStats
+from tests.speculative.conftest import N0
+
+CONFIG = EngineConfig(
+    model=str(N0 / "target"),
+    drafter=str(N0 / "drafter"),
+    dtype="float32",
+    max_num_seqs=1,
+    num_threads=1,
+    compile="off",
+    draft_lookup=0,
+)
+PROMPTS = [Prompt("a", (1, 5, 9)), Prompt("b", (7, 8)), Prompt("a", (3, 3, 3))]
+
+
+def run(source: str, seconds: float, histogram: tuple[int, ...]) -> Run:
+    """A speculative run of 21 tokens, with a plain one of 41 seconds that takes one for each token."""
+    drafts = sum(histogram)
+    accepted = sum(depth * times for depth, times in enumerate(histogram))
+    stats = RequestStats(
+        num_drafts=drafts, num_accepted_draft_tokens=accepted, num_target_calls=drafts + 1, acceptance_histogram=histogram
+    )
+    speculative = Decoded(tuple(range(21)), seconds + 1, seconds, stats)
+    return Run(source, speculative, Decoded(tuple(range(41)), 41.0, 40.0, None), draft_seconds=6.0)
+
+
+def test_figures_mean_what_they_say() -> None:
+    each = figures([run("a", 10.0, (2, 0, 3))])
+    assert each.tau == 1 + 6 / 5 and each.tau_low == each.tau_high == each.tau
+    assert each.by_depth == (3 / 5, 3 / 5)
+    assert each.tokens_per_second == 21 / 11
+    assert each.decode_ratio == pytest.approx((21 / 10) / (41 / 40))
+    assert each.end_to_end == pytest.approx((21 / 11) / 1.0)
+    assert each.passes_per_token == 6 / 21
+    assert each.draft_cost == pytest.approx(6.0 / 4 / 1.0)
+    assert each.identical == 0.0
+
+
+def test_intervals_cover_what_prompts_differ_in() -> None:
+    alike = figures([run("a", 10.0, (1, 1)) for _ in range(20)])
+    different = figures([run("a", 10.0, (2, 0) if n % 2 else (0, 2)) for n in range(20)])
+    assert alike.tau_low == alike.tau == alike.tau_high == 1.5
+    assert different.tau == 1.5
+    assert 1.2 < different.tau_low < 1.45 and 1.55 < different.tau_high < 1.8
+
+
+def test_drafters_meet_the_same_prompts_in_every_way() -> None:
+    configs = {"moa": CONFIG, "copies": replace(CONFIG, drafter="ngram")}
+    results = evaluate(load_engine, configs, PROMPTS, shape_names=["tree", "chain"], temperatures=[0.0, 1.0], max_tokens=10, seed=3)
+    assert [(case.drafter, case.shape, case.sampling) for case in results] == [
+        (drafter, shape, sampling)
+        for drafter in ("moa", "copies")
+        for shape in ("tree", "chain")
+        for sampling in ("greedy", "temperature 1")
+    ]
+    for case, runs in results.items():
+        pooled = by_source(runs)
+        assert set(pooled) == {ALL, "a", "b"} and pooled[ALL].prompts == 3 and pooled["a"].prompts == 2
+        assert pooled[ALL].identical == 1.0, case
+        assert pooled[ALL].tau_low <= pooled[ALL].tau <= pooled[ALL].tau_high
+
+
+def invoke(*options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["eval", *options], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
+def test_the_command_prints_a_table_and_writes_figures_and_pictures(tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"turns": [f"Tell me about {n} cups of tea."]}) + "\n" for n in range(3)))
+    options = "--num-prompts 2 --max-tokens 6 --dtype float32 --num-threads 1 --compile off --shape tree --temperature 0"
+    code, output = invoke(
+        "--drafter",
+        "ngram",
+        "--drafter",
+        "ours=auto",
+        "--prompts",
+        str(questions),
+        "--out",
+        str(tmp_path / "out"),
+        *options.split(),
+    )
+    assert code == 0, output
+    assert "ours, tree" in output and "ngram, tree" in output
+    document = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {row["drafter"] for row in document["results"]} == {"ours", "ngram"}
+    assert all(row["identical"] == 1.0 for row in document["results"])
+    assert "cups" not in json.dumps(document), "figures, not text"
+    for name in ("acceptance-length", "acceptance-by-depth", "speed"):
+        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_compared_is_refused_before_anything_is_loaded() -> None:
+    assert invoke("--drafter", "ngram", "--shape", "bush") == (2, "moaserve: error: --shape: tree or chain, not 'bush'\n")
+    assert "two have the same name" in invoke("--drafter", "x/same", "--drafter", "y/same")[1]
+    assert "measured beside every drafter" in invoke("--drafter", "none")[1]
