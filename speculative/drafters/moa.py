@@ -94,12 +94,14 @@ class MoADrafter:
         sampling = Sampling.of(sequences, device)
         roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
         grown, frontier = self._planted(roots)
-        features = self._block(roots, text) if self.network.moa.block is not None else None
         row = 0
         for depth in range(shape.depth):
             level = Level(frontier, grown, text, _place(depth, row, device), sampling)
             row += frontier.tokens.shape[1]
-            grown, frontier, reach = self._expand(level, features, shape.breadth, target_cache)
+            if depth == 0:
+                features, grown, frontier, reach = self._open(level, shape.breadth, target_cache)
+            else:
+                grown, frontier, reach = self._expand(level, features, shape.breadth, target_cache)
             if float(reach) < shape.min_reach:
                 break
         return self._tree(grown, sequences, shape.nodes)
@@ -113,11 +115,20 @@ class MoADrafter:
             inherited = _no_state(len(roots), self.target.config.hidden_size, self.network.dtype, roots.device)
         return Candidates(scores, roots, numbers), Frontier(roots, scores, numbers, inherited)
 
-    def _block(self, roots: Tensor, text: Text) -> Tensor:
-        """Features of a whole block [B, size, E]."""
+    def _open(self, level: Level, breadth: int, target_cache: KVCache) -> tuple[Tensor | None, Candidates, Frontier, Tensor]:
+        """The first level: features of a whole block [B, size, E] where there is one, then as ``_expand``."""
+        if self.network.moa.block is None:
+            return None, *self._expand(level, None, breadth, target_cache)
+        roots = level.frontier.tokens
         if graph := self.compiled.get("block"):
-            return graph([roots, *text, *self._windows(len(roots))])[0]
-        return self.network.block(roots, text, self.sa_cache, self.ca_cache)
+            # It comes with a greedy level of the drafter's own breadth.
+            out = graph([*level.frontier, *level.grown, *level.text, *level.place, *self._windows(len(roots))])
+            if level.sampling is None and breadth == self.breadth:
+                return out[0], Candidates(*out[1:4]), Frontier(*out[4:8]), out[8]
+            features = out[0]
+        else:
+            features = self.network.block(roots, level.text, self.sa_cache, self.ca_cache)
+        return features, *self._expand(level, features, breadth, target_cache)
 
     def _expand(
         self, level: Level, features: Tensor | None, breadth: int, target_cache: KVCache

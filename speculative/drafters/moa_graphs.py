@@ -60,14 +60,19 @@ class _Level(nn.Module):
 
 
 class _Block(nn.Module):
-    """``MoANetwork.block``."""
+    """``MoANetwork.block`` and the greedy level of the roots."""
 
-    def __init__(self, network: MoANetwork, sa: _Slots, ca: _Slots) -> None:
+    def __init__(self, network: MoANetwork, sa: _Slots, ca: _Slots, breadth: int) -> None:
         super().__init__()
-        self.network, self.sa, self.ca = network, sa, ca
+        self.network, self.sa, self.ca, self.breadth = network, sa, ca, breadth
 
-    def forward(self, roots: Tensor, text: Tensors, sa: Layers, ca: Layers) -> Tensor:
-        return self.network.block(roots, Text(*text), self.sa.window(sa), self.ca.window(ca))
+    def forward(
+        self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, sa: Layers, ca: Layers
+    ) -> tuple[Tensor, Tensors, Tensors, Tensor]:
+        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), None)
+        features = self.network.block(level.frontier.tokens, level.text, self.sa.window(sa), self.ca.window(ca))
+        everything, following, reach = self.network.expand(level, features[:, :1], self.breadth)
+        return features, tuple(everything), tuple(following), reach
 
 
 class _BlockLevel(nn.Module):
@@ -164,7 +169,19 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
         Graph("tree", _Tree(), (tuple(grown), torch.arange(5)), ((each,) * len(grown), {0: DYNAMIC})),
     ]
     if block is not None:
-        inputs = (integers[:, :1].clone(), tuple(text), *windows)
-        sizes = ({0: DYNAMIC}, text_sizes, window_sizes, window_sizes)
-        graphs.append(Graph("block", _Block(network, sa, ca), inputs, sizes, settings=f"{sa} {ca}"))
+        frontier = Frontier(*(each[:, :1].clone() for each in frontier))
+        grown = Candidates(*(each[:, :1].clone() for each in grown))
+        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), *windows)
+        batched = {0: DYNAMIC}
+        sizes = (
+            (batched,) * len(frontier),
+            (batched,) * len(grown),
+            text_sizes,
+            (None,) * len(place),
+            window_sizes,
+            window_sizes,
+        )
+        graphs.append(
+            Graph("block", _Block(network, sa, ca, drafter.breadth), inputs, sizes, settings=f"{sa} {ca} breadth {drafter.breadth}")
+        )
     return graphs
