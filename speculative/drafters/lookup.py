@@ -6,7 +6,7 @@ what followed them there is as good a draft as a network's and costs nothing (pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -17,39 +17,48 @@ from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
-WORTHWHILE = 2.0
-"""Tokens that a request's matches must have foretold of late, on average, to be used: below, networks do better."""
+WORTHWHILE = 1.25
+"""Tokens that a match must be expected to foretell to be used: below, a network's tree is worth its cost."""
 
-_HOPED = 4.0
-_WEIGHT = 0.3
+_HOPED = 3.0
+_WEIGHT = 0.05
+_LONGEST = 16
 
 
 @dataclass(slots=True)
-class _Matches:
-    """What one request's matches have foretold, whether they were used or not."""
+class _Match:
+    """What followed the text's last ``length`` tokens earlier, and where the text stood when it was found."""
+
+    start: int
+    length: int
+    chain: list[int]
+
+    def foretold(self, tokens: list[int]) -> int | None:
+        """How many tokens it got right; None while that cannot be said."""
+        came = tokens[self.start : self.start + len(self.chain)]
+        right = next((n for n, (a, b) in enumerate(zip(self.chain, came, strict=False)) if a != b), len(came))
+        return None if right == len(came) < len(self.chain) else right
+
+
+@dataclass(slots=True)
+class _Text:
+    """One request's: its index, and the match whose worth is still to be seen."""
 
     index: NgramIndex
-    foretold: float = _HOPED
-    last: tuple[int, list[int]] = field(default_factory=lambda: (0, []))
-
-    def continuation(self, tokens: list[int], length: int) -> list[int]:
-        """What follows the text so far by its own example; [] where nothing matches or matches have not held of late."""
-        start, chain = self.last
-        if chain:
-            came = tokens[start : start + len(chain)]
-            right = next((n for n, (a, b) in enumerate(zip(chain, came, strict=False)) if a != b), len(came))
-            self.foretold += _WEIGHT * (right - self.foretold)
-        chain = self.index.continuation(tokens, length)
-        self.last = (len(tokens), chain)
-        return chain if self.foretold >= WORTHWHILE else []
+    pending: _Match | None = None
 
 
 class LookupDrafter:
-    """Looks up first, and asks ``other`` for a tree only when some sequence of the batch has no match of ``order`` tokens."""
+    """Looks up first, and asks ``other`` for a tree only when some sequence of the batch has no match that is worth it.
+
+    A match has ``order`` tokens or more. How many tokens it is expected to foretell is learned from those before it that were as
+    long, of all requests and whether they were used or not.
+    """
 
     def __init__(self, other: Drafter, order: int) -> None:
         self.other, self.order, self.name = other, order, other.name
-        self._matches: dict[str, _Matches] = {}
+        self._texts: dict[str, _Text] = {}
+        self._expected: dict[int, float] = {}
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Pass on: it must know all of the text when it is asked."""
@@ -57,7 +66,7 @@ class LookupDrafter:
 
     def forget(self, sequence: Sequence) -> None:
         """Drop its index."""
-        self._matches.pop(sequence.request.request_id, None)
+        self._texts.pop(sequence.request.request_id, None)
         self.other.forget(sequence)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
@@ -76,11 +85,29 @@ class LookupDrafter:
         tree = self.other.propose(sequences, shape, target_cache)
         return _with_chains(tree, chains) if any(chains) else tree
 
-    def _chain(self, sequence: Sequence, length: int) -> list[int]:
-        matches = self._matches.get(sequence.request.request_id)
-        if matches is None:
-            matches = self._matches[sequence.request.request_id] = _Matches(NgramIndex(self.order, self.order))
-        return matches.continuation(sequence.tokens, length)
+    def _chain(self, sequence: Sequence, most: int) -> list[int]:
+        """What the text's own example says that comes next; [] where nothing matches, or matches as long have not held of late."""
+        text, tokens = self._texts.get(sequence.request.request_id), sequence.tokens
+        if text is None:
+            text = self._texts[sequence.request.request_id] = _Text(NgramIndex(self.order, self.order))
+        if text.pending is not None and (right := text.pending.foretold(tokens)) is not None:
+            expected = self._expected.get(text.pending.length, _HOPED)
+            self._expected[text.pending.length] = expected + _WEIGHT * (right - expected)
+            text.pending = None
+        found = text.index.find(tokens)
+        if found is None:
+            return []
+        match = _Match(len(tokens), _matching(tokens, found), tokens[found : found + most])
+        text.pending = text.pending or match
+        return match.chain if self._expected.get(match.length, _HOPED) >= WORTHWHILE else []
+
+
+def _matching(tokens: list[int], end: int) -> int:
+    """How many of the last tokens stand before ``end`` too, up to the most that matters."""
+    length = 0
+    while length < min(end, _LONGEST) and tokens[end - 1 - length] == tokens[-1 - length]:
+        length += 1
+    return length
 
 
 def behind_lookup(drafter: Drafter | None) -> Drafter | None:

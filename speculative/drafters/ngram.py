@@ -50,8 +50,8 @@ class NgramIndex:
         self._ends: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
-    def continuation(self, tokens: list[int], length: int) -> list[int]:
-        """Up to ``length`` tokens that followed the longest matching suffix; [] without a match."""
+    def find(self, tokens: list[int]) -> int | None:
+        """Where the text went on the last time that it ended as it does now, by its longest suffix that did; None if none did."""
         # The newest n-grams stay out: a suffix must not find itself.
         for end in range(self._indexed, len(tokens)):
             for order in self._orders:
@@ -61,5 +61,10 @@ class NgramIndex:
         for order in self._orders:
             found = self._ends.get(tuple(tokens[-order:])) if len(tokens) >= order else None
             if found is not None:
-                return tokens[found : found + length]
-        return []
+                return found
+        return None
+
+    def continuation(self, tokens: list[int], length: int) -> list[int]:
+        """Up to ``length`` tokens that followed there; [] without a match."""
+        found = self.find(tokens)
+        return [] if found is None else tokens[found : found + length]

@@ -220,7 +220,7 @@ def test_a_failed_step_costs_its_own_requests_only(make_engine, monkeypatch) -> 
     assert outputs[-1].request_id == "c" and outputs[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize(("drafter", "kept"), [("ngram", "_indices"), ("moa", "_matches")])
+@pytest.mark.parametrize(("drafter", "kept"), [("ngram", "_indices"), ("moa", "_texts")])
 def test_drafters_forget_sequences_that_end(make_engine, drafter: str, kept: str) -> None:
     engine = make_engine(N0, drafter, draft_lookup=2)
     for each in mixed_requests():

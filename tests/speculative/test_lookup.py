@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -88,21 +90,41 @@ def test_nobody_who_speculates_asks_for_nothing(drafter: LookupDrafter, other: O
     assert other.asked == 0
 
 
-def test_matches_that_do_not_hold_are_given_up_until_they_hold_again(drafter: LookupDrafter, other: Other) -> None:
-    text = sequence("a", [1, 2, 3, 4, 5, 6, 7, 8])
+def steps(drafter: LookupDrafter, other: Other, text: Sequence) -> Callable[[list[int]], bool]:
+    """What lets the text grow, and tells whether the next draft comes from it."""
 
     def step(tokens: list[int]) -> bool:
-        """Whether the next draft comes from the text."""
         text.tokens.extend(tokens)
         asked = other.asked
         drafter.propose([text], SHAPE, CACHE)
         return other.asked == asked
 
+    return step
+
+
+def test_matches_that_do_not_hold_are_given_up_until_they_hold_again(drafter: LookupDrafter, other: Other) -> None:
+    step = steps(drafter, other, sequence("a", [1, 2, 3, 4, 5, 6, 7, 8]))
     # The same three tokens are followed by something new each time.
-    used = [step([1, 2, 3]), *(step([100 + i, 1, 2, 3]) for i in range(8))]
-    assert used[0] and not used[-1]
-    # Unused, the matches foretell four tokens at a time again.
-    assert any([step(part) for _ in range(12) for part in ([11, 12, 13], [14, 15, 16, 17])])
+    used = [step([1, 2, 3]), *(step([100 + i, 1, 2, 3]) for i in range(20))]
+    assert used[:10] == [True] * 10 and not used[-1]
+    # Unused, matches of three tokens foretell four at a time again.
+    for start in range(200, 1000, 20):
+        step([start, start + 1, start + 2, *range(start + 3, start + 9), 9])
+        used.append(step([start, start + 1, start + 2]))
+        step([*range(start + 3, start + 9)])
+    assert used[-1]
+
+
+def test_matches_are_judged_by_their_length(drafter: LookupDrafter, other: Other) -> None:
+    step = steps(drafter, other, sequence("a", [*range(10, 30), 1, 2, 3, 4]))
+    assert [step([100 + i, 1, 2, 3]) for i in range(20)][-1] is False
+    assert step(list(range(10, 18))), "eight tokens have not disappointed anyone"
+
+
+def test_what_one_request_taught_the_next_one_knows(drafter: LookupDrafter, other: Other) -> None:
+    first = steps(drafter, other, sequence("a", [1, 2, 3, 4]))
+    assert [first([100 + i, 1, 2, 3]) for i in range(20)][-1] is False
+    assert steps(drafter, other, sequence("b", [5, 6, 7, 8]))([5, 6, 7]) is False
 
 
 def test_scratch_rows_are_the_others(drafter: LookupDrafter) -> None:
