@@ -167,24 +167,15 @@ class MoA(nn.Module):
 def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device) -> Attend:
     """Attention within each of ``count`` sequences as short as the target has layers; all see all.
 
-    scaled_dot_product_attention is made for long sequences. On a CPU its backward pass is eight times slower for these than
-    products written out, and a compiled graph does best with sums, which become loops of their own.
+    On a CPU the backward pass of scaled_dot_product_attention is eight times slower for these than products written out.
+    AOTInductor, in float32, makes a constant of those products' batch size, so an exported graph keeps to the former.
     """
     heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, layer.head_dim
-    if device.type != "cpu":
+    if device.type != "cpu" or torch.compiler.is_exporting():
         return masked_attention(count, heads, kv_heads, None)
     groups = heads // kv_heads
 
-    def attend_by_sums(queries: Tensor, kv: Tensor) -> Tensor:
-        length = kv.shape[0] // count
-        keys, values = kv.view(count, length, 2, kv_heads, size).permute(2, 0, 3, 1, 4).float().unsqueeze(3)
-        # Heads are group-major: [count, n_kv, L, group, 1, d] meets the keys' [count, n_kv, 1, 1, L, d].
-        queries = queries.view(count, length, groups, kv_heads, size).permute(0, 3, 1, 2, 4).unsqueeze(4)
-        weights = torch.softmax((queries.float() * keys.unsqueeze(2)).sum(-1) * size**-0.5, dim=-1)
-        out: Tensor = (weights.unsqueeze(-1) * values.unsqueeze(2)).sum(-2)
-        return out.to(kv.dtype).permute(0, 2, 3, 1, 4).reshape(count * length, heads * size)
-
-    def attend_by_products(queries: Tensor, kv: Tensor) -> Tensor:
+    def attend(queries: Tensor, kv: Tensor) -> Tensor:
         keys, values = kv.view(count, -1, 2, kv_heads, size).unbind(2)
         length = keys.shape[1]
         # Heads are group-major: the queries of one KV head become rows of one product.
@@ -196,7 +187,7 @@ def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device)
         out = torch.bmm(weights.to(values.dtype), values).view(count, kv_heads, groups, length, size)
         return out.permute(0, 3, 2, 1, 4).reshape(count * length, heads * size)
 
-    return attend_by_sums if torch.compiler.is_exporting() else attend_by_products
+    return attend
 
 
 def _keys_values(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:

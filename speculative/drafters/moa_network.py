@@ -103,7 +103,8 @@ class MoANetwork(nn.Module):
     def expand(self, level: Level, entering: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
         """What enters the head [B, w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
         frontier, grown, text, place, sampling = level
-        logits = self.head(entering.to(self.head.weight.dtype)).float()
+        # Rows in line: compiled, a product of three dimensions is one for each sequence.
+        logits = self.head(entering.flatten(0, 1).to(self.head.weight.dtype)).float().unflatten(0, entering.shape[:2])
         best, ids = top_tokens(logits, breadth if sampling is None else max(breadth, CANDIDATES))
         if self.moa.draft_vocabulary is not None:
             ids = self.moa.draft_vocabulary[ids]
