@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ def span_of(cache: KVCache, length: int) -> int:
     return min(-(-length // _SPAN_STEP) * _SPAN_STEP, cache.length)
 
 
+@cache
+def counting(count: int, device: torch.device) -> Tensor:
+    """0, 1, … [count], made once for each count: creating a tensor costs as much as computing with it."""
+    return torch.arange(count, device=device)
+
+
 def prefill_plan(cache: KVCache, groups: int, slot: int, start: int, end: int) -> AttentionPlan:
     """Tokens ``start`` … ``end`` of one slot's text, each seeing all up to itself, for ``groups`` query heads a KV head."""
     positions = torch.arange(start, end, device=cache.data.device)
@@ -30,7 +37,7 @@ def decode_plan(cache: KVCache, groups: int, lengths: Sequence[int]) -> Attentio
     batch, device = len(lengths), cache.data.device
     offsets = torch.tensor(lengths, device=device)
     mask = _text_mask(cache, span_of(cache, max(lengths) + 1), offsets.view(-1, 1, 1, 1).expand(-1, -1, groups, -1))
-    return AttentionPlan(0, batch, 1, offsets, cache.flat_rows(torch.arange(batch, device=device), offsets), mask)
+    return AttentionPlan(0, batch, 1, offsets, cache.flat_rows(counting(batch, device), offsets), mask)
 
 
 def _text_mask(cache: KVCache, span: int, last: Tensor) -> Tensor:

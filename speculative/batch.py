@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from models.attention import AttentionPlan, additive
 from models.kv_cache import KVCache
 from models.llama import CompiledGraph
-from models.plans import decode_plan, span_of
+from models.plans import counting, decode_plan, span_of
 from speculative.tree import DraftTree, ancestors
 
 
@@ -24,7 +24,7 @@ def verify_plan(
     if tree.num_rows == 1:
         return decode_plan(cache, groups, lengths)
     device = cache.data.device
-    columns = torch.arange(span_of(cache, max(lengths)), device=device)
+    columns = counting(span_of(cache, max(lengths)), device)
     inputs = [tree.parents.to(device), torch.tensor(lengths, device=device), columns]
     positions, write, mask = layout(inputs) if layout is not None else TreeLayout(cache, groups)(*inputs)
     return AttentionPlan(0, len(lengths), tree.num_rows, positions.flatten(), write.flatten(), mask)

@@ -35,7 +35,7 @@ class EngineConfig:
     draft_depth: int = 8
     draft_breadth: int = 4
     draft_nodes: int = 9
-    draft_min_reach: float = 0.15
+    draft_min_reach: float = 0.2
     draft_lookup: int = 12
     num_threads: int | None = None
     compile: Compile = "auto"

@@ -60,7 +60,7 @@ DraftBreadth = Annotated[int | None, typer.Option(help="Candidates kept at each 
 DraftMinReach = Annotated[
     float | None,
     typer.Option(
-        help="Stop drafting where all kept candidates together are less likely than this; 0: never. (default: 0.15)",
+        help="Stop drafting where all kept candidates together are less likely than this; 0: never. (default: 0.2)",
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -14,7 +14,7 @@ from models.kv_cache import KVCache
 from models.llama import CompiledGraph, Llama
 from models.loader import optimize_for_inference
 from models.moa import MoA
-from models.plans import span_of
+from models.plans import counting, span_of
 from speculative.batch import borrowed_plan
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
@@ -47,7 +47,9 @@ class MoADrafter:
         head_dim = config.target.head_dim
         block = moa.block
         if block is not None and shape.depth > block.size:
-            raise EngineLoadError(f"this drafter drafts {block.size} levels at most: lower draft_depth ({shape.depth}) to that")
+            raise EngineLoadError(
+                f"this drafter was trained for trees of {block.size} levels: lower --draft-depth ({shape.depth}) to that"
+            )
         self.breadth, self.scratch = shape.breadth, 1 + shape.depth * shape.breadth if block is None else block.size
         device, dtype = target.device, self.network.dtype
         self.sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
@@ -90,7 +92,7 @@ class MoADrafter:
         device = self.target.device
         longest = max(sequence.num_computed for sequence in sequences)
         lengths = torch.tensor([sequence.num_computed for sequence in sequences], device=device)
-        text = Text(lengths, _numbers(span_of(self.sa_cache, longest), device))
+        text = Text(lengths, counting(span_of(self.sa_cache, longest), device))
         sampling = Sampling.of(sequences, device)
         roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
         grown, frontier = self._planted(roots)
@@ -164,7 +166,7 @@ class MoADrafter:
 
     def _tree(self, grown: Candidates, sequences: list[Sequence], nodes: int) -> DraftTree:
         count = min(nodes, grown.tokens.shape[1] - 1)
-        rows = _numbers(count + 1, grown.tokens.device)
+        rows = counting(count + 1, grown.tokens.device)
         if best := self.compiled.get("tree"):
             tokens, parents = best([*grown, rows])
         else:
@@ -172,12 +174,7 @@ class MoADrafter:
         return DraftTree(tokens, parents, tuple(count if sequence.speculative else 0 for sequence in sequences))
 
 
-# Made once for each shape: creating tensors costs as much as computing with them.
-
-
-@cache
-def _numbers(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device)
+# Made once for each shape, like ``counting``.
 
 
 @cache
