@@ -135,6 +135,7 @@ def run_offline(
         "draft_breadth": config.draft_breadth,
         "draft_nodes": config.draft_nodes,
         "draft_min_reach": config.draft_min_reach,
+        "draft_temperature": config.draft_temperature,
         "draft_lookup": config.draft_lookup,
         "max_tokens": max_tokens,
     }

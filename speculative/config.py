@@ -20,7 +20,8 @@ class EngineConfig:
     n-gram), "none", "ngram", a folder or a hub id. ``max_model_len`` counts prompt and output tokens of one sequence (None: the
     model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the prompt tokens run per step.
     ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and the ``draft_nodes`` best are verified;
-    drafting stops early once the kept nodes of a level have, together, a probability below ``draft_min_reach``. Where the last
+    drafting stops early once the kept nodes of a level have, together, a probability below ``draft_min_reach``, by the drafter's
+    logits at ``draft_temperature``. Where the last
     ``draft_lookup`` tokens stand earlier in the text, what followed them is drafted instead (0: never).
     ``compile`` makes machine code of the networks, on CPUs with a C++ compiler: "auto" where it can and pays.
     """
@@ -36,6 +37,7 @@ class EngineConfig:
     draft_breadth: int = 4
     draft_nodes: int = 9
     draft_min_reach: float = 0.2
+    draft_temperature: float = 1.0
     draft_lookup: int = 12
     num_threads: int | None = None
     compile: Compile = "auto"
@@ -49,6 +51,8 @@ class EngineConfig:
             raise EngineLoadError(f"max_model_len must be at least 2, got {self.max_model_len}")
         if not 0.0 <= self.draft_min_reach <= 1.0:
             raise EngineLoadError(f"draft_min_reach must be between 0 and 1, got {self.draft_min_reach}")
+        if not self.draft_temperature > 0:
+            raise EngineLoadError(f"draft_temperature must be above 0, got {self.draft_temperature}")
         if self.draft_lookup < 0:
             raise EngineLoadError(f"draft_lookup must be 0 (off) or more, got {self.draft_lookup}")
         if self.draft_nodes < self.draft_depth:

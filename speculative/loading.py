@@ -72,7 +72,9 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         raise EngineLoadError(
             f"max_model_len={length} exceeds the model's {target.config.max_position_embeddings} positions; lower --max-model-len"
         )
-    shape = DraftShape(config.draft_depth, config.draft_breadth, config.draft_nodes, config.draft_min_reach)
+    shape = DraftShape(
+        config.draft_depth, config.draft_breadth, config.draft_nodes, config.draft_min_reach, config.draft_temperature
+    )
     make_drafter, drafter_name = _drafter(config, target, shape)
     generation = read_json(folder, "generation_config.json")
     info = ModelInfo(

@@ -11,13 +11,16 @@ class DraftShape:
     """Limits of the trees of one step: levels drafted, nodes kept per level, nodes verified.
 
     Drafting stops early once the drafter gives all paths it has kept of a sequence, together, a probability below ``min_reach``
-    (the mean over the batch): another level costs the same however rarely it is reached.
+    (the mean over the batch): another level costs the same however rarely it is reached. Its logits are divided by ``temperature``
+    first: what matters is which token the target will choose, and a drafter that was taught how the target samples is less sure
+    of that than it could be.
     """
 
     depth: int
     breadth: int
     nodes: int
     min_reach: float = 0.0
+    temperature: float = 1.0
 
 
 class SpeculationPolicy(Protocol):

@@ -51,6 +51,7 @@ def offline(
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,
     draft_min_reach: options.DraftMinReach = None,
+    draft_temperature: options.DraftTemperature = None,
     draft_lookup: options.DraftLookup = None,
 ) -> None:
     """Plain against speculative decoding and against transformers' generate: same prompts, same weights, one run.
@@ -76,6 +77,7 @@ def offline(
         draft_breadth=draft_breadth,
         draft_nodes=draft_nodes,
         draft_min_reach=draft_min_reach,
+        draft_temperature=draft_temperature,
         draft_lookup=draft_lookup,
     )
     from benchmarks import offline as measuring

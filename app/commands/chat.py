@@ -39,6 +39,7 @@ def chat(
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,
     draft_min_reach: options.DraftMinReach = None,
+    draft_temperature: options.DraftTemperature = None,
     draft_lookup: options.DraftLookup = None,
 ) -> None:
     """Talk to a model. Each answer ends with its acceptance length (τ) and speed.
@@ -66,6 +67,7 @@ def chat(
         "draft_breadth": draft_breadth,
         "draft_nodes": draft_nodes,
         "draft_min_reach": draft_min_reach,
+        "draft_temperature": draft_temperature,
         "draft_lookup": draft_lookup,
     }
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "speculative": speculative}

@@ -48,6 +48,7 @@ def evaluate(
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,
     draft_min_reach: options.DraftMinReach = None,
+    draft_temperature: options.DraftTemperature = None,
 ) -> None:
     """Compare drafters on the same prompts: acceptance, speed over plain decoding and what drafting costs, by source.
 
@@ -75,6 +76,7 @@ def evaluate(
         draft_breadth=draft_breadth,
         draft_nodes=draft_nodes,
         draft_min_reach=draft_min_reach,
+        draft_temperature=draft_temperature,
         draft_lookup=0,
     )
     from benchmarks import evaluation as measuring
@@ -120,6 +122,7 @@ def evaluate(
         "draft_breadth": config.draft_breadth,
         "draft_nodes": config.draft_nodes,
         "draft_min_reach": config.draft_min_reach,
+        "draft_temperature": config.draft_temperature,
         "max_tokens": max_tokens,
     }
     out.mkdir(parents=True, exist_ok=True)

@@ -64,6 +64,13 @@ DraftMinReach = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+DraftTemperature = Annotated[
+    float | None,
+    typer.Option(
+        help="Below 1, the drafter's favourites count for more: deeper, narrower trees. (default: 1: as it was trained)",
+        rich_help_panel=SPECULATION,
+    ),
+]
 DraftLookup = Annotated[
     int | None,
     typer.Option(

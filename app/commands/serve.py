@@ -39,6 +39,7 @@ def serve(
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,
     draft_min_reach: options.DraftMinReach = None,
+    draft_temperature: options.DraftTemperature = None,
     draft_lookup: options.DraftLookup = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API.

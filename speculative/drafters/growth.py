@@ -80,16 +80,19 @@ class Sampling(NamedTuple):
 
 
 class Level(NamedTuple):
-    """All that a level starts from; without ``sampling`` it is a greedy one."""
+    """All that a level starts from; without ``sampling`` it is a greedy one. Logits are divided by ``temperature`` [1]."""
 
     frontier: Frontier
     grown: Candidates
     text: Text
     place: Place
+    temperature: Tensor
     sampling: Sampling | None
 
 
-def perturb(best: Tensor, ids: Tensor, positions: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor]:
+def perturb(
+    best: Tensor, ids: Tensor, positions: Tensor, sampling: Sampling, draft_temperature: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
     """A node's best logits and their token ids [B, w, k] -> log-probabilities and ids of the likeliest [B, w, count].
 
     The noise that the target's tokens at ``positions`` [B] will get is added, and the sampling settings are applied: see DESIGN.
@@ -103,7 +106,7 @@ def perturb(best: Tensor, ids: Tensor, positions: Tensor, sampling: Sampling, co
     probs = best.masked_fill(~within, float("-inf")).softmax(-1)
     before = probs.cumsum(-1) - probs
     allowed = within & (before < top_p.view(-1, 1, 1)) & (probs >= min_p.view(-1, 1, 1) * probs[..., :1])
-    log_probs = (best + noise).masked_fill(~allowed, float("-inf")).log_softmax(-1)
+    log_probs = ((best + noise) / draft_temperature).masked_fill(~allowed, float("-inf")).log_softmax(-1)
     log_probs, index = log_probs.topk(min(count, best.shape[-1]), dim=-1)
     return log_probs, ids.gather(-1, index)
 

@@ -95,10 +95,11 @@ class MoADrafter:
         text = Text(lengths, counting(span_of(self.sa_cache, longest), device))
         sampling = Sampling.of(sequences, device)
         roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
+        temperature = _number(shape.temperature, device)
         grown, frontier = self._planted(roots)
         row = 0
         for depth in range(shape.depth):
-            level = Level(frontier, grown, text, _place(depth, row, device), sampling)
+            level = Level(frontier, grown, text, _place(depth, row, device), temperature, sampling)
             row += frontier.tokens.shape[1]
             if depth == 0:
                 features, grown, frontier, reach = self._open(level, shape.breadth, target_cache)
@@ -124,7 +125,7 @@ class MoADrafter:
         roots = level.frontier.tokens
         if graph := self.compiled.get("block"):
             # It comes with a greedy level of the drafter's own breadth.
-            out = graph([*level.frontier, *level.grown, *level.text, *level.place, *self._windows(len(roots))])
+            out = graph([*level.frontier, *level.grown, *level.text, *level.place, level.temperature, *self._windows(len(roots))])
             if level.sampling is None and breadth == self.breadth:
                 return out[0], Candidates(*out[1:4]), Frontier(*out[4:8]), out[8]
             features = out[0]
@@ -136,12 +137,12 @@ class MoADrafter:
         self, level: Level, features: Tensor | None, breadth: int, target_cache: KVCache
     ) -> tuple[Candidates, Frontier, Tensor]:
         """All candidates, the next frontier and its reach; ``features`` are a block's."""
-        frontier, grown, text, place, sampling = level
+        frontier, grown, text, place, temperature, sampling = level
         # A compiled level has its breadth built in.
         graph = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
         if graph is not None:
             known = self._windows(len(grown.tokens)) if features is None else (features,)
-            out = graph([*frontier, *grown, *text, *place, *(sampling or ()), *known])
+            out = graph([*frontier, *grown, *text, *place, temperature, *(sampling or ()), *known])
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
         if features is not None:
             return self.network.expand(level, self.network.states(level, features), breadth)
@@ -180,6 +181,11 @@ class MoADrafter:
 @cache
 def _place(depth: int, row: int, device: torch.device) -> Place:
     return Place(torch.tensor([depth], device=device), torch.tensor([row], device=device))
+
+
+@cache
+def _number(value: float, device: torch.device) -> Tensor:
+    return torch.tensor([value], device=device)
 
 
 @cache

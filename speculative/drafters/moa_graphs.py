@@ -50,10 +50,18 @@ class _Level(nn.Module):
         self.network, self.sa, self.ca, self.breadth = network, sa, ca, breadth
 
     def forward(
-        self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, sampling: Tensors, sa: Layers, ca: Layers
+        self,
+        frontier: Tensors,
+        grown: Tensors,
+        text: Tensors,
+        place: Tensors,
+        temperature: Tensor,
+        sampling: Tensors,
+        sa: Layers,
+        ca: Layers,
     ) -> tuple[Tensors, Tensors, Tensor]:
         settings = Sampling(*sampling) if sampling else None
-        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), settings)
+        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), temperature, settings)
         feature = self.network.feature(level, self.sa.window(sa), self.ca.window(ca))
         everything, following, reach = self.network.expand(level, feature.unflatten(0, level.frontier.tokens.shape), self.breadth)
         return tuple(everything), tuple(following), reach
@@ -67,9 +75,9 @@ class _Block(nn.Module):
         self.network, self.sa, self.ca, self.breadth = network, sa, ca, breadth
 
     def forward(
-        self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, sa: Layers, ca: Layers
+        self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, temperature: Tensor, sa: Layers, ca: Layers
     ) -> tuple[Tensor, Tensors, Tensors, Tensor]:
-        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), None)
+        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), temperature, None)
         features = self.network.block(level.frontier.tokens, level.text, self.sa.window(sa), self.ca.window(ca))
         everything, following, reach = self.network.expand(level, features[:, :1], self.breadth)
         return features, tuple(everything), tuple(following), reach
@@ -83,10 +91,17 @@ class _BlockLevel(nn.Module):
         self.network, self.breadth = network, breadth
 
     def forward(
-        self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, sampling: Tensors, features: Tensor
+        self,
+        frontier: Tensors,
+        grown: Tensors,
+        text: Tensors,
+        place: Tensors,
+        temperature: Tensor,
+        sampling: Tensors,
+        features: Tensor,
     ) -> tuple[Tensors, Tensors, Tensor]:
         settings = Sampling(*sampling) if sampling else None
-        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), settings)
+        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), temperature, settings)
         everything, following, reach = self.network.expand(level, self.network.states(level, features), self.breadth)
         return tuple(everything), tuple(following), reach
 
@@ -126,7 +141,7 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     grown = Candidates(torch.randn(batch, candidates), numbered, numbered.clone())
     text = Text(torch.tensor([7, 9]), torch.arange(span))
     place = Place(torch.tensor([1]), torch.tensor([1]))
-    ones = torch.ones(batch)
+    ones, temperature = torch.ones(batch), torch.ones(1)
     sampling = Sampling(text.lengths.clone(), ones == 1, ones, text.lengths.clone(), ones.clone(), ones.clone())
 
     def window(cache: KVCache, rows: int) -> Layers:
@@ -142,12 +157,13 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
         if block is not None:
             module, known_sizes = _BlockLevel(network, drafter.breadth), ({0: DYNAMIC},)
             known = (torch.zeros(batch, block.size, hidden_size, dtype=dtype),)
-        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), tuple(settings), *known)
+        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(settings), *known)
         sizes = (
             (each,) * len(frontier),
             (each,) * len(grown),
             text_sizes,
             (None,) * len(place),
+            None,
             ({0: DYNAMIC},) * len(settings),
             *known_sizes,
         )
@@ -171,13 +187,14 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     if block is not None:
         frontier = Frontier(*(each[:, :1].clone() for each in frontier))
         grown = Candidates(*(each[:, :1].clone() for each in grown))
-        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), *windows)
+        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, *windows)
         batched = {0: DYNAMIC}
         sizes = (
             (batched,) * len(frontier),
             (batched,) * len(grown),
             text_sizes,
             (None,) * len(place),
+            None,
             window_sizes,
             window_sizes,
         )

@@ -102,16 +102,16 @@ class MoANetwork(nn.Module):
 
     def expand(self, level: Level, entering: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
         """What enters the head [B, w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
-        frontier, grown, text, place, sampling = level
+        frontier, grown, text, place, temperature, sampling = level
         # Rows in line: compiled, a product of three dimensions is one for each sequence.
         logits = self.head(entering.flatten(0, 1).to(self.head.weight.dtype)).float().unflatten(0, entering.shape[:2])
         best, ids = top_tokens(logits, breadth if sampling is None else max(breadth, CANDIDATES))
         if self.moa.draft_vocabulary is not None:
             ids = self.moa.draft_vocabulary[ids]
         if sampling is None:
-            log_probs = best - logits.logsumexp(-1, keepdim=True)
+            log_probs = best / temperature - (logits / temperature).logsumexp(-1, keepdim=True)
         else:
-            log_probs, ids = perturb(best, ids, text.lengths + place.depth + 1, sampling, breadth)
+            log_probs, ids = perturb(best, ids, text.lengths + place.depth + 1, sampling, temperature, breadth)
         if self.moa.block is not None:
             return grow(frontier._replace(inherited=entering), grown, log_probs, ids, breadth)
         everything, following, reach = grow(frontier, grown, log_probs, ids, breadth)

@@ -71,6 +71,7 @@ def test_the_engine_gets_every_one_of_its_settings() -> None:
         "draft_breadth": 1,
         "draft_nodes": 2,
         "draft_min_reach": 0.25,
+        "draft_temperature": 0.5,
         "draft_lookup": 5,
         "num_threads": 1,
         "compile": "off",

@@ -62,7 +62,7 @@ def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int) 
     for depth in range(len(trained)):
         frontier = Frontier(text[:, known + depth : known + depth + 1], nothing, nothing, states)
         place = Place(torch.tensor([depth]), torch.tensor([0]))
-        states = network.states(Level(frontier, Candidates(nothing, nothing, nothing), where, place, None), features)
+        states = network.states(Level(frontier, Candidates(nothing, nothing, nothing), where, place, torch.ones(1), None), features)
         served.append(states[0, 0])
     torch.testing.assert_close(torch.stack(served), trained, atol=1e-5, rtol=1e-5)
 

@@ -18,7 +18,7 @@ TREES = [
     {"draft_depth": 4, "draft_breadth": 1, "draft_nodes": 4},
     {"draft_depth": 6, "draft_breadth": 8, "draft_nodes": 62},
     {"draft_depth": 1, "draft_breadth": 3, "draft_nodes": 3},
-    {"draft_depth": 6, "draft_breadth": 4, "draft_nodes": 20, "draft_min_reach": 0.1},
+    {"draft_depth": 6, "draft_breadth": 4, "draft_nodes": 20, "draft_min_reach": 0.1, "draft_temperature": 0.3},
     {"draft_lookup": 1},
     {"draft_depth": 3, "draft_breadth": 2, "draft_nodes": 5, "draft_lookup": 2},
 ]

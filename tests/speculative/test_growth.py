@@ -80,7 +80,7 @@ def sampling(**settings: float) -> Sampling:
 def test_only_tokens_that_sampling_allows_are_likely(settings: dict[str, float], kept: int) -> None:
     logits = torch.tensor([[[0.5, 0.3, 0.15, 0.05]]]).log()
     ids = torch.tensor([[[7, 5, 3, 1]]])
-    log_probs, chosen = perturb(logits, ids, torch.tensor([9]), sampling(**settings), 4)
+    log_probs, chosen = perturb(logits, ids, torch.tensor([9]), sampling(**settings), torch.ones(1), 4)
     assert int(log_probs.isfinite().sum()) == kept
     assert set(chosen[log_probs.isfinite()].tolist()) == set(ids[0, 0, :kept].tolist())
 
@@ -88,6 +88,13 @@ def test_only_tokens_that_sampling_allows_are_likely(settings: dict[str, float],
 def test_greedy_sequences_get_no_noise() -> None:
     logits = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0)).sort(descending=True).values
     ids = torch.arange(8).expand(1, 3, 8)
-    log_probs, chosen = perturb(logits, ids, torch.tensor([9]), sampling(greedy=True), 4)
+    log_probs, chosen = perturb(logits, ids, torch.tensor([9]), sampling(greedy=True), torch.ones(1), 4)
     assert torch.equal(chosen, ids[..., :4])
     torch.testing.assert_close(log_probs, logits.log_softmax(-1)[..., :4])
+
+
+def test_a_lower_draft_temperature_sharpens() -> None:
+    logits, ids = torch.tensor([[[0.5, 0.3, 0.15, 0.05]]]).log(), torch.arange(4).view(1, 1, 4)
+    plain, _ = perturb(logits, ids, torch.tensor([9]), sampling(greedy=True), torch.ones(1), 4)
+    sharp, _ = perturb(logits, ids, torch.tensor([9]), sampling(greedy=True), torch.tensor([0.5]), 4)
+    torch.testing.assert_close(sharp, (2 * plain).log_softmax(-1))
