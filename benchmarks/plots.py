@@ -48,7 +48,13 @@ def _panels(results: Results, title: str) -> tuple[Figure, Sequence[Axes], dict[
     groups = _by_sampling(results)
     rows = max(len(cases) for cases in groups.values())
     picture, axes = plt.subplots(
-        1, len(groups), figsize=(1 + 5 * len(groups), 1.6 + 0.34 * rows), sharex=True, sharey=True, squeeze=False
+        1,
+        len(groups),
+        figsize=(1 + 5 * len(groups), 2.2 + 0.34 * rows),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     picture.suptitle(title)
     for axis, name in zip(axes[0], groups, strict=True):
@@ -73,7 +79,9 @@ def _acceptance_length(results: Results, prompts: str) -> Figure:
 
 def _acceptance_by_depth(results: Results, prompts: str) -> Figure:
     groups = _by_sampling(results)
-    picture, axes = plt.subplots(1, len(groups), figsize=(1 + 5 * len(groups), 4.2), sharey=True, squeeze=False)
+    picture, axes = plt.subplots(
+        1, len(groups), figsize=(1 + 5 * len(groups), 4.6), sharey=True, squeeze=False, layout="constrained"
+    )
     picture.suptitle(f"How many drafted tokens in a row the target accepts\n{prompts}")
     for axis, (name, cases) in zip(axes[0], groups.items(), strict=True):
         for case in cases:
@@ -98,7 +106,7 @@ def _speed(results: Results, prompts: str) -> Figure:
             bars, [f"{f.decode_ratio:.2f}x; drafting costs {f.draft_cost:.2f} steps" for f in every], padding=3, fontsize="small"
         )
         axis.axvline(1, color="gray", linewidth=0.8)
-        axis.margins(x=0.6)
+        axis.margins(x=0.9)
         axis.set_xlabel("decoding alone, all prompts (1x: plain decoding)")
     axes[0].invert_yaxis()
     return picture

@@ -145,12 +145,13 @@ def _print(results: dict[Case, dict[str, Figures]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from benchmarks.evaluation import ALL
+
     console = Console()
     for sampling in dict.fromkeys(case.sampling for case in results):
         table = Table(title=f"{sampling}; speeds are over plain decoding, draft cost is in its steps")
-        columns = ("drafter", "source", "τ (95%)", "decoding", "end to end", "tokens/s", "passes/token", "draft cost", "by depth")
-        for column in columns:
-            table.add_column(column, justify="left" if column in ("drafter", "source", "by depth") else "right")
+        for column in ("drafter", "source", "τ (95%)", "decoding", "end to end", "tokens/s", "passes/token", "draft cost"):
+            table.add_column(column, justify="left" if column in ("drafter", "source") else "right")
         for case, sources in results.items():
             if case.sampling != sampling:
                 continue
@@ -164,7 +165,10 @@ def _print(results: dict[Case, dict[str, Figures]]) -> None:
                     f"{each.tokens_per_second:.0f}",
                     f"{each.passes_per_token:.2f}",
                     f"{each.draft_cost:.2f}",
-                    " ".join(f"{share:.0%}" for share in each.by_depth),
                 )
             table.add_section()
         console.print(table)
+    console.print("accepted at depth 1, 2, …, all sources:")
+    for case, sources in results.items():
+        shares = " ".join(f"{share:.0%}" for share in sources[ALL].by_depth)
+        console.print(f"  {case.drafter}, {case.shape}, {case.sampling}: {shares}")
