@@ -56,7 +56,7 @@ def train_command(
         str | None,
         typer.Option(
             help="Start from this drafter instead of random weights; smaller --lsa-mlp, --sa-mlp or --ca-mlp cut its MLPs to "
-            "their strongest units.",
+            "their strongest units, and --draft-block adds a block.",
             rich_help_panel=RUN,
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""A smaller drafter out of a trained one: its MLPs cut to their strongest units, to be trained on."""
+"""Another drafter out of a trained one, to be trained on: its MLPs cut to their strongest units, or a block added."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = ("draft_block_size", "draft_block_intermediate_size")
 
 
 def narrowed(moa: MoA, sizes: Mapping[str, int]) -> MoA:
-    """The drafter with the given MoAConfig sizes; raises ConfigError for one that differs and is not a smaller MLP."""
+    """The drafter with the given MoAConfig sizes; raises ConfigError for one that cannot be had so."""
     # A block can be added to a drafter that has none: the rest goes on as it was trained.
     added = {} if moa.block is not None else {name: size for name, size in sizes.items() if name in _BLOCK}
     if "draft_block_size" in added:
