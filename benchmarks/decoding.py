@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,29 +19,35 @@ _request_numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What came out and what it took: ``seconds`` from the prompt to the last token, ``decode_seconds`` from the first on."""
+    """What came out and what it took.
+
+    ``seconds`` from the prompt to the last token. The first step belongs to the prompt: ``decode_seconds`` start behind it, and
+    ``decode_tokens`` are those that came in them.
+    """
 
     token_ids: tuple[int, ...]
     seconds: float
     decode_seconds: float
+    decode_tokens: int
     stats: RequestStats | None
 
 
-def decode(engine: Engine, prompt: Prompt, params: SamplingParams, on_output: Callable[[], None] = lambda: None) -> Decoded:
-    """Run one request alone through an idle engine; ``on_output`` is called whenever there are new tokens."""
+def decode(engine: Engine, prompt: Prompt, params: SamplingParams, on_first: Callable[[], None] = lambda: None) -> Decoded:
+    """Run one request alone through an idle engine; ``on_first`` is called after the first step that brings tokens."""
     token_ids: list[int] = []
     stats: RequestStats | None = None
-    first = 0.0
+    first, first_tokens = 0.0, 0
     start = time.perf_counter()
     engine.add(Request(f"bench-{next(_request_numbers)}", prompt.token_ids, params))
     while engine.has_work:
         for output in engine.step():
-            first = first or time.perf_counter()
-            on_output()
             token_ids.extend(output.new_token_ids)
             stats = output.stats
+            if not first_tokens:
+                on_first()
+                first, first_tokens = time.perf_counter(), len(token_ids)
     end = time.perf_counter()
-    return Decoded(tuple(token_ids), end - start, end - first, stats)
+    return Decoded(tuple(token_ids), end - start, end - first, len(token_ids) - first_tokens, stats)
 
 
 def decode_with_transformers(model: Any, prompt: Prompt, max_tokens: int) -> Decoded:
@@ -53,7 +59,14 @@ def decode_with_transformers(model: Any, prompt: Prompt, max_tokens: int) -> Dec
             token_ids, attention_mask=torch.ones_like(token_ids), max_new_tokens=max_tokens, do_sample=False, **_NO_SAMPLING
         )
     seconds = time.perf_counter() - start
-    return Decoded(tuple(output[0, token_ids.shape[1] :].tolist()), seconds, seconds, None)
+    generated = tuple(output[0, token_ids.shape[1] :].tolist())
+    return Decoded(generated, seconds, seconds, len(generated), None)
+
+
+def decode_ratio(runs: Sequence[Decoded], over: Sequence[Decoded]) -> float:
+    """Speed of some runs over that of others with prefill left out, all tokens over all time; NaN where nothing was decoded."""
+    ours, theirs = (sum(r.decode_tokens for r in each) / max(sum(r.decode_seconds for r in each), 1e-9) for each in (runs, over))
+    return ours / theirs if ours and theirs else float("nan")
 
 
 _NO_SAMPLING: dict[str, None] = {"temperature": None, "top_p": None, "top_k": None}

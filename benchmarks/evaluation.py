@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.acceptance import Acceptance, summarize
-from benchmarks.decoding import Decoded, decode
+from benchmarks.decoding import Decoded, decode, decode_ratio
 from benchmarks.machine import Provenance, provenance
 from benchmarks.prompts import Prompt
 from models.kv_cache import KVCache
@@ -124,19 +124,24 @@ def evaluate(
     for name, config in configs.items():
         for shape in shape_names:
             engine = load(shapes(config)[shape])
+            if engine.drafter is None:
+                raise ValueError(f"{name}: an engine without a drafter cannot be evaluated")
+            engine.drafter = timed = TimedDrafter(engine.drafter)
             for temperature in temperatures:
                 case = Case(name, shape, "greedy" if temperature == 0 else f"temperature {temperature:g}")
-                results[case] = list(_runs(engine, prompts, temperature, max_tokens, seed, progress))
+                results[case] = list(_runs(engine, timed, prompts, temperature, max_tokens, seed, progress))
     return results
 
 
 def _runs(
-    engine: Engine, prompts: Sequence[Prompt], temperature: float, max_tokens: int, seed: int, progress: Callable[[], None]
+    engine: Engine,
+    timed: TimedDrafter,
+    prompts: Sequence[Prompt],
+    temperature: float,
+    max_tokens: int,
+    seed: int,
+    progress: Callable[[], None],
 ) -> Iterator[Run]:
-    drafter = engine.drafter
-    if drafter is None:
-        raise ValueError("an engine without a drafter cannot be evaluated")
-    engine.drafter = timed = drafter if isinstance(drafter, TimedDrafter) else TimedDrafter(drafter)
     plain = SamplingParams(max_tokens, temperature=temperature, seed=seed, speculative=False)
     drafting = replace(plain, speculative=True)
     for params in (plain, drafting):
@@ -151,14 +156,9 @@ def _runs(
 
 def _timed(engine: Engine, timed: TimedDrafter, prompt: Prompt, params: SamplingParams) -> tuple[Decoded, float]:
     """A run, and the seconds that drafting took in its ``decode_seconds``."""
-    seen: list[float] = []
-
-    def first_token() -> None:
-        if not seen:
-            seen.append(timed.seconds)
-
-    run = decode(engine, prompt, params, on_output=first_token)
-    return run, timed.seconds - seen[0]
+    before: list[float] = []
+    run = decode(engine, prompt, params, on_first=lambda: before.append(timed.seconds))
+    return run, timed.seconds - before[0]
 
 
 def figures(runs: Sequence[Run], seed: int = 0) -> Figures:
@@ -166,10 +166,7 @@ def figures(runs: Sequence[Run], seed: int = 0) -> Figures:
     stats = [run.speculative.stats for run in runs if run.speculative.stats is not None]
     acceptance: Acceptance = summarize(stats)
     tokens = sum(len(run.speculative.token_ids) for run in runs)
-    plain_tokens = sum(len(run.plain.token_ids) for run in runs)
-    plain_step = sum(run.plain.decode_seconds for run in runs) / max(1, plain_tokens - len(runs))
-    decode_rate = tokens / sum(run.speculative.decode_seconds for run in runs)
-    plain_rate = plain_tokens / sum(run.plain.decode_seconds for run in runs)
+    plain_step = sum(run.plain.decode_seconds for run in runs) / max(1, sum(run.plain.decode_tokens for run in runs))
     drafts = sum(s.num_drafts for s in stats) - len(stats)  # like decode_seconds, without the first
     low, high = _interval(stats, seed)
     return Figures(
@@ -179,7 +176,7 @@ def figures(runs: Sequence[Run], seed: int = 0) -> Figures:
         tau_high=high,
         by_depth=acceptance.by_depth,
         tokens_per_second=tokens / sum(run.speculative.seconds for run in runs),
-        decode_ratio=decode_rate / plain_rate,
+        decode_ratio=decode_ratio([run.speculative for run in runs], [run.plain for run in runs]),
         end_to_end=statistics.median(_rate(run.speculative) / _rate(run.plain) for run in runs),
         passes_per_token=acceptance.target_passes / tokens,
         draft_cost=sum(run.draft_seconds for run in runs) / max(1, drafts) / plain_step,
@@ -222,6 +219,6 @@ def to_json(results: dict[Case, dict[str, Figures]], settings: dict[str, Any]) -
 def _rounded(figures: Figures) -> dict[str, Any]:
     values = {name: getattr(figures, name) for name in figures.__dataclass_fields__}
     return {
-        name: [round(share, 3) for share in value] if isinstance(value, tuple) else round(value, 3)
+        name: [round(share, 3) for share in value] if isinstance(value, tuple) else None if value != value else round(value, 3)
         for name, value in values.items()
     }

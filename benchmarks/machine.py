@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from speculative.config import EngineConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
@@ -53,6 +55,12 @@ def provenance() -> Provenance:
         python=platform.python_version(),
         torch=torch.__version__,
     )
+
+
+def decoding_settings(config: EngineConfig) -> dict[str, Any]:
+    """What of an engine's configuration speed and acceptance depend on, for JSON."""
+    drafting = {name: value for name, value in asdict(config).items() if name.startswith("draft_")}
+    return {"model": config.model, **drafting}
 
 
 def _commit() -> str:

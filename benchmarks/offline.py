@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.acceptance import Acceptance, summarize
-from benchmarks.decoding import Decoded, decode, decode_with_transformers
-from benchmarks.machine import Provenance, provenance
+from benchmarks.decoding import Decoded, decode, decode_ratio, decode_with_transformers
+from benchmarks.machine import Provenance, decoding_settings, provenance
 from benchmarks.prompts import Prompt
 from speculative.config import EngineConfig
 from speculative.engine import Engine
@@ -41,7 +41,7 @@ class OfflineResult:
 
     def decode_ratio(self, way: str, over: str) -> float:
         """Speed of one way over another's with prefill left out, all prompts together."""
-        return _decode_seconds_per_token(self.runs[over]) / _decode_seconds_per_token(self.runs[way])
+        return decode_ratio(self.runs[way], self.runs[over])
 
     def identical(self, way: str, over: str) -> int:
         """Prompts for which both ways gave the same tokens."""
@@ -89,10 +89,6 @@ class OfflineResult:
         return pairs
 
 
-def _decode_seconds_per_token(runs: Sequence[Decoded]) -> float:
-    return sum(run.decode_seconds for run in runs) / max(1, sum(len(run.token_ids) for run in runs))
-
-
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median and quartiles."""
     low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
@@ -127,16 +123,10 @@ def run_offline(
             runs[name].append(ways[name](prompt))
         progress()
     settings = {
-        "model": config.model,
+        **decoding_settings(config),
         "drafter": engine.info.drafter,
         "dtype": engine.info.dtype,
         "compiled": bool(engine.target.compiled),
-        "draft_depth": config.draft_depth,
-        "draft_breadth": config.draft_breadth,
-        "draft_nodes": config.draft_nodes,
-        "draft_min_reach": config.draft_min_reach,
-        "draft_temperature": config.draft_temperature,
-        "draft_lookup": config.draft_lookup,
         "max_tokens": max_tokens,
     }
     return OfflineResult(provenance(), settings, prompts, runs)

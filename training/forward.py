@@ -60,11 +60,12 @@ class DraftForward(nn.Module):
         inferred = moa.config.target_layer_inference
         # The borrowed layers of later positions read what was predicted for every drafted one.
         computed = wanted | ~boundaries if inferred else wanted
+        padded = _Padded(computed)
         memory = self.memory(truth.kv.flatten(0, 1))
-        predicted = self._cross_attend(target, token_ids, memory, sa_mask, ca_mask, boundaries, computed)
+        predicted = self._cross_attend(target, token_ids, memory, sa_mask, ca_mask, boundaries, padded)
         if not inferred:
             return DraftRows(predicted, None)
-        rows = computed.flatten().nonzero().squeeze(1)
+        rows = padded.rows
         kept = wanted.flatten().index_select(0, rows).nonzero().squeeze(1)
         feature = self._through_borrowed(target, predicted, truth, boundaries, rows)
         return DraftRows(feature.index_select(0, rows.index_select(0, kept)), predicted.index_select(0, kept))
@@ -88,31 +89,38 @@ class DraftForward(nn.Module):
         return memory
 
     def _cross_attend(
-        self, target: Llama, token_ids: Tensor, memory: Tensor, sa_mask: Tensor, ca_mask: Tensor, boundaries: Tensor, wanted: Tensor
+        self,
+        target: Llama,
+        token_ids: Tensor,
+        memory: Tensor,
+        sa_mask: Tensor,
+        ca_mask: Tensor,
+        boundaries: Tensor,
+        padded: _Padded,
     ) -> Tensor:
         """SA and CA at the wanted positions, and the head of a block drafter: [R, E]."""
         moa = self.moa
         batch, length = token_ids.shape
-        rows = wanted.flatten().nonzero().squeeze(1)
+        rows = padded.rows
         moa.rotary.reserve(length, memory)
         rope = moa.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
         own_rope = (rope[0].index_select(0, rows), rope[1].index_select(0, rows))
-        padded = _Padded(wanted, rows)
         embeddings = target.embed(token_ids.flatten())
         own = embeddings.index_select(0, rows)
         texts = moa.self_keys_values(embeddings, rope).unflatten(0, (batch, length))
-        seen = padded.mask_rows(sa_mask)
-        depths = draft_depths(boundaries).flatten().index_select(0, rows)
-        inputs = own if moa.block is None else _block_inputs(moa.block, own, depths)
+        seen, remembered = padded.mask_rows(sa_mask), padded.mask_rows(ca_mask)
+        inputs = own
         if moa.block is not None:
+            depths = draft_depths(boundaries).flatten().index_select(0, rows)
+            inputs = _block_inputs(moa.block, own, depths)
             # Of the text a block sees what is verified, and besides itself up to each position.
             block_of = padded.fill(last_boundaries(boundaries).flatten().index_select(0, rows))
             drafted = padded.fill(moa.self_keys_values(inputs, own_rope))
             together = (block_of.unsqueeze(2) == block_of.unsqueeze(1)).tril()
-            texts, seen = torch.cat((texts, drafted), dim=1), torch.cat((seen & padded.mask_rows(ca_mask), together), dim=2)
+            texts, seen = torch.cat((texts, drafted), dim=1), torch.cat((seen & remembered, together), dim=2)
         hidden = moa.sa.finish(inputs, padded.attend(_queries(moa.sa, inputs, own_rope), texts, seen))
         memories = moa.cross_keys_values(memory, rope).unflatten(0, (batch, length))
-        out = moa.ca.finish(hidden, padded.attend(_queries(moa.ca, hidden, own_rope), memories, padded.mask_rows(ca_mask)))
+        out = moa.ca.finish(hidden, padded.attend(_queries(moa.ca, hidden, own_rope), memories, remembered))
         return out if moa.block is None else _block_states(moa.block, out, own, depths)
 
     def _through_borrowed(
@@ -135,10 +143,11 @@ class DraftForward(nn.Module):
 
 
 class _Padded:
-    """Wanted rows [R] of a batch as [B, most]: sequences want different numbers, so all are filled up to the largest."""
+    """Wanted ``rows`` [R] of a batch as [B, most]: sequences want different numbers, so all are filled up to the largest."""
 
-    def __init__(self, wanted: Tensor, rows: Tensor) -> None:
+    def __init__(self, wanted: Tensor) -> None:
         self.batch, self.length = wanted.shape
+        self.rows = rows = wanted.flatten().nonzero().squeeze(1)
         self.most = max(1, int(wanted.sum(dim=1).max()))
         starts = torch.arange(self.batch, device=rows.device).unsqueeze(1) * self.most
         self.slots = (starts + wanted.cumsum(dim=1) - 1).flatten().index_select(0, rows)

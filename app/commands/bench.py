@@ -24,17 +24,10 @@ def _bench() -> None:
 
 @bench.command()
 def offline(
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help='JSONL (or .jsonl.gz) of {"messages": …}, {"turns": …} or {"prompt": …} lines. (default: 64 bundled prompts)',
-        ),
-    ] = None,
+    prompts: options.Prompts = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 32,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated per prompt.")] = 128,
-    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")] = 1024,
+    max_prompt_tokens: options.MaxPromptTokens = 1024,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0,
     transformers: Annotated[
         bool, typer.Option("--transformers/--no-transformers", help="Also run transformers' generate, for comparison.")
@@ -111,12 +104,10 @@ def offline(
 def lossless(
     base_url: Annotated[str, typer.Option(help="A running server; start it with --dtype float32.")] = "http://127.0.0.1:8000/v1",
     model: Annotated[str, typer.Option(help="The model that it serves: 'bundled', a folder or a hub id.")] = "bundled",
-    prompts: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="As for bench offline. (default: 64 bundled prompts)")
-    ] = None,
+    prompts: options.Prompts = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens generated per prompt.")] = 128,
-    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")] = 1024,
+    max_prompt_tokens: options.MaxPromptTokens = 1024,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn; also the sampling seed.")] = 0,
 ) -> None:
     """Check a server's promise: the same text with speculation on and off, alone and in company, and as from transformers.

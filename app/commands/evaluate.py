@@ -21,15 +21,10 @@ def evaluate(
             help="A drafter, as in serve, optionally with a name for tables: NAME=FOLDER. Give it again for each further one.",
         ),
     ],
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="JSONL, plain or gzipped, of messages, turns or prompt. (default: 64 bundled prompts)"
-        ),
-    ] = None,
+    prompts: options.Prompts = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 64,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens generated per prompt.")] = 128,
-    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")] = 1024,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated per prompt.")] = 128,
+    max_prompt_tokens: options.MaxPromptTokens = 1024,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn; also the sampling seed.")] = 0,
     temperature: Annotated[
         list[float] | None, typer.Option(min=0.0, help="0 is greedy. Give it again for more. (default: 0 and 1)")
@@ -80,6 +75,7 @@ def evaluate(
         draft_lookup=0,
     )
     from benchmarks import evaluation as measuring
+    from benchmarks.machine import decoding_settings
     from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
     from models.errors import CheckpointError
     from models.loader import BUNDLED, load_tokenizer, resolve
@@ -114,15 +110,10 @@ def evaluate(
     if out is None:
         return
     described = {
-        "model": config.model,
+        **decoding_settings(config),
         "drafters": names,
         "dtype": config.dtype,
         "compile": config.compile,
-        "draft_depth": config.draft_depth,
-        "draft_breadth": config.draft_breadth,
-        "draft_nodes": config.draft_nodes,
-        "draft_min_reach": config.draft_min_reach,
-        "draft_temperature": config.draft_temperature,
         "max_tokens": max_tokens,
     }
     out.mkdir(parents=True, exist_ok=True)

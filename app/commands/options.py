@@ -81,6 +81,15 @@ DraftLookup = Annotated[
 DraftNodes = Annotated[
     int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 9)", rich_help_panel=SPECULATION)
 ]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help='JSONL (or .jsonl.gz) of {"messages": …}, {"turns": …} or {"prompt": …} lines. (default: 64 bundled prompts)',
+    ),
+]
+MaxPromptTokens = Annotated[int, typer.Option(min=1, help="Longer prompts are left out.")]
 
 
 def load_settings(**options: Any) -> Settings:

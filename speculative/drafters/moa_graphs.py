@@ -42,6 +42,16 @@ class _Slots:
         return slots * self.rows_per_slot + self.scratch + positions
 
 
+def _level(frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, temperature: Tensor, sampling: Tensors) -> Level:
+    settings = Sampling(*sampling) if sampling else None
+    return Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), temperature, settings)
+
+
+def _expanded(network: MoANetwork, level: Level, entering: Tensor, breadth: int) -> tuple[Tensors, Tensors, Tensor]:
+    everything, following, reach = network.expand(level, entering, breadth)
+    return tuple(everything), tuple(following), reach
+
+
 class _Level(nn.Module):
     """A whole level, the choice of the next frontier included; without ``sampling`` settings a greedy one."""
 
@@ -60,11 +70,9 @@ class _Level(nn.Module):
         sa: Layers,
         ca: Layers,
     ) -> tuple[Tensors, Tensors, Tensor]:
-        settings = Sampling(*sampling) if sampling else None
-        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), temperature, settings)
+        level = _level(frontier, grown, text, place, temperature, sampling)
         feature = self.network.feature(level, self.sa.window(sa), self.ca.window(ca))
-        everything, following, reach = self.network.expand(level, feature.unflatten(0, level.frontier.tokens.shape), self.breadth)
-        return tuple(everything), tuple(following), reach
+        return _expanded(self.network, level, feature.unflatten(0, level.frontier.tokens.shape), self.breadth)
 
 
 class _Block(nn.Module):
@@ -77,10 +85,9 @@ class _Block(nn.Module):
     def forward(
         self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, temperature: Tensor, sa: Layers, ca: Layers
     ) -> tuple[Tensor, Tensors, Tensors, Tensor]:
-        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), temperature, None)
+        level = _level(frontier, grown, text, place, temperature, ())
         features = self.network.block(level.frontier.tokens, level.text, self.sa.window(sa), self.ca.window(ca))
-        everything, following, reach = self.network.expand(level, features[:, :1], self.breadth)
-        return features, tuple(everything), tuple(following), reach
+        return features, *_expanded(self.network, level, features[:, :1], self.breadth)
 
 
 class _BlockLevel(nn.Module):
@@ -100,10 +107,8 @@ class _BlockLevel(nn.Module):
         sampling: Tensors,
         features: Tensor,
     ) -> tuple[Tensors, Tensors, Tensor]:
-        settings = Sampling(*sampling) if sampling else None
-        level = Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), temperature, settings)
-        everything, following, reach = self.network.expand(level, self.network.states(level, features), self.breadth)
-        return tuple(everything), tuple(following), reach
+        level = _level(frontier, grown, text, place, temperature, sampling)
+        return _expanded(self.network, level, self.network.states(level, features), self.breadth)
 
 
 class _Tree(nn.Module):

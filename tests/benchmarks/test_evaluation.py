@@ -37,8 +37,8 @@ def run(source: str, seconds: float, histogram: tuple[int, ...]) -> Run:
     stats = RequestStats(
         num_drafts=drafts, num_accepted_draft_tokens=accepted, num_target_calls=drafts + 1, acceptance_histogram=histogram
     )
-    speculative = Decoded(tuple(range(21)), seconds + 1, seconds, stats)
-    return Run(source, speculative, Decoded(tuple(range(41)), 41.0, 40.0, None), draft_seconds=6.0)
+    speculative = Decoded(tuple(range(21)), seconds + 1, seconds, 18, stats)
+    return Run(source, speculative, Decoded(tuple(range(41)), 41.0, 40.0, 40, None), draft_seconds=6.0)
 
 
 def test_figures_mean_what_they_say() -> None:
@@ -46,7 +46,7 @@ def test_figures_mean_what_they_say() -> None:
     assert each.tau == 1 + 6 / 5 and each.tau_low == each.tau_high == each.tau
     assert each.by_depth == (3 / 5, 3 / 5)
     assert each.tokens_per_second == 21 / 11
-    assert each.decode_ratio == pytest.approx((21 / 10) / (41 / 40))
+    assert each.decode_ratio == pytest.approx((18 / 10) / 1.0)
     assert each.end_to_end == pytest.approx((21 / 11) / 1.0)
     assert each.passes_per_token == 6 / 21
     assert each.draft_cost == pytest.approx(6.0 / 4 / 1.0)
