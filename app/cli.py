@@ -12,6 +12,7 @@ from app.commands.chat import chat
 from app.commands.evaluate import evaluate
 from app.commands.serve import serve
 from app.commands.train import train
+from training.pretrain import pretrain_command
 
 cli = typer.Typer(
     name="moaserve",
@@ -23,6 +24,7 @@ cli = typer.Typer(
 cli.command()(serve)
 cli.command()(chat)
 cli.command("train")(train)
+cli.command("pretrain")(pretrain_command)
 cli.command("eval")(evaluate)
 cli.add_typer(bench)
 

@@ -33,7 +33,7 @@ def load_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, *, count: int, 
     A line holds ``{"messages": […], "tools": […]?}`` (cut before one of its assistant turns, drawn too), ``{"turns": […]}`` (the
     first is asked) or ``{"prompt": "…"}`` (continued as it stands).
     """
-    lines = list(_lines(path))
+    lines = list(read_lines(path))
     rng = random.Random(seed)
     rng.shuffle(lines)
     prompts: list[Prompt] = []
@@ -52,7 +52,8 @@ def load_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, *, count: int, 
     return prompts
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file, plain or gzipped, with their line numbers; raises PromptError."""
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from huggingface_hub import save_torch_state_dict, snapshot_download
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from models.config import DecoderConfig, MoAConfig
 from models.errors import CheckpointError
-from models.layers import DecoderLayer, Linear
+from models.layers import Linear
 from models.llama import Llama
 from models.moa import MoA
 
@@ -24,7 +24,9 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 BUNDLED = {"target": PRETRAINED / "concierge", "drafter": PRETRAINED / "concierge-moa"}
 """Folders of the bundled pair."""
 
-MAX_SHARD = "15MB"
+BLOCK = "draft_block"
+MOA_LAYERS = {"lsa": "layer_self_attention", "sa": "self_attention", "ca": "cross_attention"}
+"""Our names of a drafter's layers, and the authors'."""
 
 _Network = TypeVar("_Network", bound=nn.Module)
 
@@ -121,50 +123,18 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
     model = _empty(lambda: MoA(config), dtype, device)
     tensors = {_plain_name(name): tensor for name, tensor in read_tensors(folder).items()}
     state: dict[str, Tensor] = {}
-    for ours, theirs in _MOA_LAYERS.items():
+    for ours, theirs in MOA_LAYERS.items():
         layer = getattr(model, ours)
         state.update({f"{ours}.{name}": value for name, value in _layer_state(tensors, f"{theirs}.", layer).items()})
     for name in ("weight", "bias"):
         state[f"to_memory.{name}"] = _take(tensors, f"Ekv2E.{name}")
     if model.block is not None:
-        state.update({f"block.{name}": _take(tensors, f"{_BLOCK}.{name}") for name, _ in model.block.named_parameters()})
+        state.update({f"block.{name}": _take(tensors, f"{BLOCK}.{name}") for name, _ in model.block.named_parameters()})
     _fill(model, state, folder)
     if "draft_vocabulary" in tensors:
         model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)
     model.eval().requires_grad_(False)
     return model
-
-
-def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD) -> None:
-    """Write a drafter in the authors' layout: sharded safetensors, and a config.json with the target's sizes and MoA's."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    for ours, theirs in _MOA_LAYERS.items():
-        tensors.update(_published_layer(getattr(drafter, ours), f"{theirs}."))
-    tensors["Ekv2E.weight"] = drafter.to_memory.weight
-    if drafter.to_memory.bias is not None:
-        tensors["Ekv2E.bias"] = drafter.to_memory.bias
-    if drafter.block is not None:
-        tensors.update({f"{_BLOCK}.{name}": parameter for name, parameter in drafter.block.named_parameters()})
-    tensors = {name: tensor.detach().to("cpu", dtype, copy=True).contiguous() for name, tensor in tensors.items()}
-    if drafter.draft_vocabulary is not None:
-        tensors["draft_vocabulary"] = drafter.draft_vocabulary.to("cpu", torch.int32)
-    save_torch_state_dict(tensors, folder, max_shard_size=max_shard)
-    target = drafter.config.target
-    config = {
-        "architectures": ["MOASpecLlamaForCausalLM"],
-        "vocab_size": target.vocab_size,
-        "hidden_size": target.hidden_size,
-        "intermediate_size": target.intermediate_size,
-        "num_hidden_layers": target.num_layers,
-        "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
-        "head_dim": target.head_dim,
-        "rms_norm_eps": target.rms_norm_eps,
-        "rope_theta": target.rope.theta,
-        **drafter.config.to_hf(),
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def optimize_for_inference(model: nn.Module) -> None:
@@ -174,13 +144,9 @@ def optimize_for_inference(model: nn.Module) -> None:
             module.pack()
 
 
-_BLOCK = "draft_block"
-_MOA_LAYERS = {"lsa": "layer_self_attention", "sa": "self_attention", "ca": "cross_attention"}
-
-
 def _plain_name(name: str) -> str:
     """Published files may prefix every key with the name of the wrapping model."""
-    for theirs in (*_MOA_LAYERS.values(), "Ekv2E"):
+    for theirs in (*MOA_LAYERS.values(), "Ekv2E"):
         if f".{theirs}." in f".{name}" and not name.startswith(theirs):
             # "self_attention" is a suffix of "layer_self_attention": cut at a dot only.
             head, _, tail = name.partition(f".{theirs}.")
@@ -232,7 +198,7 @@ def _decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig) -> dict
     return state
 
 
-def _to_group_major(x: Tensor, kv_heads: int, dim: int, *, heads: int, inverse: bool = False) -> Tensor:
+def to_group_major(x: Tensor, kv_heads: int, dim: int, *, heads: int, inverse: bool = False) -> Tensor:
     """Reorder query heads along ``dim`` from [kv head, group] to [group, kv head], or back."""
     groups = heads // kv_heads
     outer = (groups, kv_heads) if inverse else (kv_heads, groups)
@@ -257,7 +223,7 @@ def _fused_layer(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict
         return torch.cat(parts)
 
     def queries(x: Tensor) -> Tensor:
-        return _to_group_major(x, kv_heads, 0, heads=heads)
+        return to_group_major(x, kv_heads, 0, heads=heads)
 
     q_rows = layer.q_size
     state: dict[str, Tensor] = {}
@@ -274,28 +240,10 @@ def _fused_layer(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict
         if getattr(layer.mlp.down, kind) is not None:
             state[f"mlp.gate_up.{kind}"] = fused(("mlp.gate_proj", "mlp.up_proj"), kind)
             state[f"mlp.down.{kind}"] = _take(tensors, f"{prefix}mlp.down_proj.{kind}")
-    state["output.weight"] = _to_group_major(state["output.weight"], kv_heads, 1, heads=heads)
+    state["output.weight"] = to_group_major(state["output.weight"], kv_heads, 1, heads=heads)
     state["input_norm.weight"] = _take(tensors, f"{prefix}input_layernorm.weight")
     state["mlp_norm.weight"] = _take(tensors, f"{prefix}post_attention_layernorm.weight")
     for name in ("q_norm", "k_norm"):
         if getattr(layer, name) is not None:
             state[f"{name}.weight"] = _take(tensors, f"{prefix}self_attn.{name}.weight")
     return state
-
-
-def _published_layer(layer: DecoderLayer, prefix: str) -> dict[str, Tensor]:
-    """Our fused layer -> the published names; drafters have no biases and no q/k norms."""
-    heads, kv_heads = layer.num_heads, layer.num_kv_heads
-    queries, keys, values = layer.qkv.weight.split((layer.q_size, layer.kv_size // 2, layer.kv_size // 2))
-    gate, up = layer.mlp.gate_up.weight.chunk(2)
-    return {
-        f"{prefix}self_attn.q_proj.weight": _to_group_major(queries, kv_heads, 0, heads=heads, inverse=True),
-        f"{prefix}self_attn.k_proj.weight": keys,
-        f"{prefix}self_attn.v_proj.weight": values,
-        f"{prefix}self_attn.o_proj.weight": _to_group_major(layer.output.weight, kv_heads, 1, heads=heads, inverse=True),
-        f"{prefix}mlp.gate_proj.weight": gate,
-        f"{prefix}mlp.up_proj.weight": up,
-        f"{prefix}mlp.down_proj.weight": layer.mlp.down.weight,
-        f"{prefix}input_layernorm.weight": layer.input_norm.weight,
-        f"{prefix}post_attention_layernorm.weight": layer.mlp_norm.weight,
-    }

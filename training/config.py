@@ -33,6 +33,7 @@ LIMITS_AND_PLACES = frozenset(
         "resume",
         "cache",
         "target",
+        "base",
         "draft_vocabulary",
     ]
 )
@@ -44,40 +45,16 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moaserve" / "corpora"
 
 
-@dataclass(frozen=True, slots=True)
-class TrainConfig:
-    """A training run; the defaults are the paper's where it gives any (arXiv 2410.03804), and sizes follow the target's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What every training run has. Of ``epochs``, ``max_steps`` and ``max_minutes`` whichever is reached first ends it.
 
-    ``None`` for a size means the authors' proportion for this target, for a limit none. Of ``epochs``, ``max_steps`` and
-    ``max_minutes`` whichever is reached first ends the run; minutes count across resumes.
+    ``None`` means no limit; minutes count across resumes.
     """
 
-    target: str
     data: str
     out: Path
     valid: str | None = None
-    init_from: str | None = None
-    regenerate: int | None = None
-    regenerate_temperature: float = 0.0
-
-    lsa_kv_heads: int | None = None
-    lsa_mlp: int | None = None
-    sa_kv_heads: int | None = None
-    sa_mlp: int | None = None
-    ca_kv_heads: int | None = None
-    ca_mlp: int | None = None
-    layers_inferred: int = 0
-    draft_block: int | None = None
-    draft_block_mlp: int | None = None
-
-    draft_vocabulary: int | None = None
-
-    kl_weight: float = 0.1
-    feature_weight: float = 1.0
-    target_temperature: float = 1.0
-    min_interval: int = 6
-    max_interval: int = 14
-    staircase_until: float = 0.5
 
     lr: float = 3e-5
     warmup: int = 50
@@ -110,47 +87,88 @@ class TrainConfig:
         """Refuse what cannot be meant."""
         if self.epochs is None and self.max_steps is None and self.max_minutes is None:
             raise ConfigError("say when to stop: --epochs, --max-steps or --max-minutes")
-        for name in [
+        _check_positive(
+            self,
             "lr",
             "batch_tokens",
             "accumulate",
             "max_length",
-            "min_interval",
             "log_every",
             "checkpoint_minutes",
             "valid_every",
             "valid_tokens",
             "clip",
-            "target_temperature",
             "epochs",
             "max_steps",
             "max_minutes",
-            "draft_vocabulary",
-            "draft_block",
-            "draft_block_mlp",
             "checkpoint_steps",
             "threads",
-            "regenerate",
-        ]:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} must be above 0, not {value}")
-        for name in [
-            "kl_weight",
-            "feature_weight",
-            "staircase_until",
-            "warmup",
-            "weight_decay",
-            "layers_inferred",
-            "regenerate_temperature",
-        ]:
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative, it is {getattr(self, name)}")
+        )
+        _check_not_negative(self, "warmup", "weight_decay")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What the forward passes compute in; master weights are float32 whatever it is."""
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for training.json and checkpoints."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in dataclasses.asdict(self).items()}
+
+    def check_resumable(self, earlier: dict[str, Any]) -> None:
+        """Raise ConfigError when a checkpoint was made with settings that this run would break with."""
+        mine = self.to_json()
+        changed = [
+            f"{name} was {earlier[name]!r} and is now {mine[name]!r}"
+            for name in mine
+            if name not in LIMITS_AND_PLACES and name in earlier and earlier[name] != mine[name]
+        ]
+        if changed:
+            raise ConfigError(f"cannot resume with other settings: {'; '.join(changed)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig(RunConfig):
+    """Training a drafter; the defaults are the paper's where it gives any (arXiv 2410.03804).
+
+    ``None`` for a size means the authors' proportion for this target.
+    """
+
+    target: str
+    init_from: str | None = None
+    regenerate: int | None = None
+    regenerate_temperature: float = 0.0
+
+    lsa_kv_heads: int | None = None
+    lsa_mlp: int | None = None
+    sa_kv_heads: int | None = None
+    sa_mlp: int | None = None
+    ca_kv_heads: int | None = None
+    ca_mlp: int | None = None
+    layers_inferred: int = 0
+    draft_block: int | None = None
+    draft_block_mlp: int | None = None
+
+    draft_vocabulary: int | None = None
+
+    kl_weight: float = 0.1
+    feature_weight: float = 1.0
+    target_temperature: float = 1.0
+    min_interval: int = 6
+    max_interval: int = 14
+    staircase_until: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        RunConfig.__post_init__(self)
+        _check_positive(
+            self, "min_interval", "target_temperature", "draft_vocabulary", "draft_block", "draft_block_mlp", "regenerate"
+        )
+        _check_not_negative(self, "kl_weight", "feature_weight", "staircase_until", "layers_inferred", "regenerate_temperature")
         if self.kl_weight == self.feature_weight == 0:
             raise ConfigError("kl_weight and feature_weight are both 0: nothing would be learnt")
         if not 2 <= self.min_interval <= self.max_interval:
             raise ConfigError(f"intervals need 2 ≤ min ≤ max, not {self.min_interval} … {self.max_interval}")
-
         if self.draft_block is not None and self.draft_block < self.max_interval - 1:
             raise ConfigError(
                 f"intervals of up to {self.max_interval} draft {self.max_interval - 1} positions: raise --draft-block to that, "
@@ -158,11 +176,6 @@ class TrainConfig:
             )
         if self.draft_block is None and self.draft_block_mlp is not None:
             raise ConfigError("--draft-block-mlp needs --draft-block")
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """What the forward passes compute in; master weights are float32 whatever it is."""
-        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -180,17 +193,53 @@ class TrainConfig:
         }
         return {name: value for name, value in given.items() if value is not None}
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for training.json and checkpoints."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in dataclasses.asdict(self).items()}
 
-    def check_resumable(self, earlier: dict[str, Any]) -> None:
-        """Raise ConfigError when a checkpoint was made with settings that this run would break with."""
-        mine = self.to_json()
-        changed = [
-            f"{name} was {earlier[name]!r} and is now {mine[name]!r}"
-            for name in mine
-            if name not in LIMITS_AND_PLACES and name in earlier and earlier[name] != mine[name]
-        ]
-        if changed:
-            raise ConfigError(f"cannot resume with other settings: {'; '.join(changed)}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainConfig(RunConfig):
+    """Training a target from ``base``, a model folder or hub id whose tokenizer, template and generation settings are kept.
+
+    Its weights are kept too unless ``fresh``; then sizes may differ from its own. Tokens that no assistant wrote count for
+    ``prompt_weight``.
+    """
+
+    base: str
+    fresh: bool = False
+    hidden_size: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    mlp: int | None = None
+    prompt_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        RunConfig.__post_init__(self)
+        _check_positive(self, "hidden_size", "layers", "heads", "kv_heads", "mlp")
+        _check_not_negative(self, "prompt_weight")
+        if self.sizes and not self.fresh:
+            raise ConfigError("other sizes than the base's make a new network: say --fresh, or leave them out")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that were given, under DecoderConfig's names."""
+        given = {
+            "hidden_size": self.hidden_size,
+            "num_layers": self.layers,
+            "num_heads": self.heads,
+            "num_kv_heads": self.kv_heads,
+            "intermediate_size": self.mlp,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_positive(config: RunConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} must be above 0, not {value}")
+
+
+def _check_not_negative(config: RunConfig, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{name} must not be negative, it is {getattr(config, name)}")

@@ -1,4 +1,4 @@
-"""The trained drafter in the published layout, with the recipe that made it."""
+"""What was trained, with the recipe that made it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from typing import Any
 
 import torch
 
-from models.loader import save_drafter
-from models.moa import MoA
-from training.config import TrainConfig
+from training.config import RunConfig
+from training.tasks.base import Task
 
 
-def export(drafter: MoA, config: TrainConfig, figures: dict[str, Any]) -> None:
-    """Write weights as bfloat16, ``config.json`` and ``training.json`` into ``config.out``, replacing an earlier export."""
+def export(task: Task, config: RunConfig, figures: dict[str, Any]) -> None:
+    """Write the network and ``training.json`` into ``config.out``, replacing an earlier export."""
     config.out.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=config.out))
     try:
-        save_drafter(drafter, temporary, dtype=torch.bfloat16)
+        task.save(temporary)
         recipe = {
             "recipe": config.to_json(),
             "result": figures,
-            "parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+            "parameters": sum(parameter.numel() for parameter in task.network.parameters()),
             "machine": {"processor": _processor(), "torch": version("torch"), "accelerate": version("accelerate")},
         }
         (temporary / "training.json").write_text(json.dumps(recipe, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

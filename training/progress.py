@@ -13,15 +13,12 @@ from accelerate import Accelerator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from training.losses import DraftLoss
+from training.losses import Loss
 
 SHOWN_DEPTHS = (0, 1, 3)
 
 CHAIN = 6
 """Drafted tokens a chain has when the acceptance length is estimated."""
-
-PARTS = ("loss", "kl", "feature", "predicted")
-"""Parts of a DraftLoss that are averaged and reported."""
 
 
 class Meter:
@@ -32,16 +29,13 @@ class Meter:
         self.asked = torch.zeros(depths, dtype=torch.float64)
         self.tried = torch.zeros(depths, dtype=torch.float64)
         self.survived = torch.zeros(depths, dtype=torch.float64)
-        self.sums = torch.zeros(len(PARTS), dtype=torch.float64)
-        self.rows = torch.zeros((), dtype=torch.float64)
+        self.sums: dict[str, Tensor] = {}
 
-    def add(self, loss: DraftLoss, depths: Tensor) -> None:
+    def add(self, loss: Loss, depths: Tensor) -> None:
         """Count a batch; ``depths`` [R] are its rows' draft depths."""
-        for index, name in enumerate(PARTS):
-            value: Tensor | None = getattr(loss, name)
-            if value is not None:
-                self.sums[index] += float(value.detach()) * len(depths)
-        self.rows += len(depths)
+        for name, part in loss.parts.items():
+            both = torch.stack((part.total.detach().double().cpu(), torch.tensor(part.count, dtype=torch.float64)))
+            self.sums[name] = self.sums.get(name, torch.zeros(2, dtype=torch.float64)) + both
         if loss.correct is not None:
             depths, correct = depths.cpu(), loss.correct.cpu()
             alive = unbroken(correct, depths)
@@ -55,8 +49,9 @@ class Meter:
         if accelerator.num_processes == 1:
             return self
         total = Meter(len(self.asked))
-        for name in ("right", "asked", "tried", "survived", "sums", "rows"):
+        for name in ("right", "asked", "tried", "survived"):
             setattr(total, name, accelerator.reduce(getattr(self, name).to(accelerator.device)).cpu())
+        total.sums = {name: accelerator.reduce(both.to(accelerator.device)).cpu() for name, both in self.sums.items()}
         return total
 
     @property
@@ -75,12 +70,9 @@ class Meter:
         holds = (self.survived / self.tried.clamp(min=1.0))[:CHAIN]
         return round(1.0 + float(holds.cumprod(0).sum()), 4)
 
-    def summary(self) -> dict[str, Any]:
-        """Losses and accuracy by depth as plain values."""
-        rows = max(float(self.rows), 1.0)
-        # Only drafters with borrowed layers predict an input.
-        means: dict[str, Any] = {name: round(float(x) / rows, 5) for name, x in zip(PARTS, self.sums, strict=True) if x}
-        return {**means, "acceptance_length": self.acceptance_length, "accuracy": self.accuracy}
+    def losses(self) -> dict[str, float]:
+        """Means of the losses over rows, by name."""
+        return {name: round(float(total) / max(float(count), 1e-9), 5) for name, (total, count) in self.sums.items()}
 
 
 def unbroken(correct: Tensor, depths: Tensor) -> Tensor:

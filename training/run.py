@@ -1,24 +1,28 @@
-"""From a configuration to a trained drafter on disk."""
+"""From a configuration to a trained network on disk."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from transformers import PreTrainedTokenizerBase
 
-from models.config import MoAConfig
+from models.config import DecoderConfig, MoAConfig
+from models.llama import Llama
 from models.loader import eos_token_ids, load_drafter, load_target, resolve
 from models.moa import MoA
-from training.config import TrainConfig
-from training.data import load_corpus
+from training.config import PretrainConfig, RunConfig, TrainConfig
+from training.data import Corpus, load_corpus
 from training.errors import ConfigError, DataError
-from training.export import export
-from training.narrowing import narrowed
 from training.regenerate import Writing, regenerated
+from training.resizing import resized
+from training.tasks.moa import MoATask
+from training.tasks.target import TargetTask
 from training.trainer import Trainer
 
 
@@ -28,36 +32,26 @@ def train(config: TrainConfig) -> Path:
     The folder holds the drafter in the published layout as bfloat16, ``training.json`` (recipe and results), ``log.jsonl`` and
     ``checkpoints/``. Raises TrainingError for what the user can put right, TrainingInterrupted after a signal.
     """
-    trainer = prepare(config)
+    return _finish(prepare(config))
+
+
+def pretrain(config: PretrainConfig) -> Path:
+    """Train a target and return its folder, a Hugging Face checkpoint with the same records beside it; raises as ``train``."""
+    return _finish(prepare_target(config))
+
+
+def _finish(trainer: Trainer) -> Path:
     figures = trainer.run()
-    if config.draft_vocabulary is not None:
-        frequent = trainer.corpus.frequent_response_tokens(config.draft_vocabulary)
-        trainer.moa.draft_vocabulary = torch.from_numpy(frequent)
     if trainer.accelerator.is_main_process:
-        export(trainer.moa, config, {"corpus": trainer.corpus.key, **asdict(trainer.position), "validation": figures or None})
-    return config.out
+        trainer.export({"validation": figures or None})
+    return trainer.config.out
 
 
 def prepare(config: TrainConfig) -> Trainer:
     """Load target and data, build or restore the drafter; nothing is trained yet."""
-    if not config.resume and (config.out / "checkpoints").exists() and any((config.out / "checkpoints").iterdir()):
-        raise ConfigError(f"{config.out} holds checkpoints of an earlier run: add --resume to go on, or choose another --out")
-    # Norms keep float32 weights under autocast, on purpose.
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    # Autocast is the trainer's own: accelerate's setting is global and could not be changed by a second run in this process.
-    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
-    target, tokenizer = load_target(config.target, dtype=config.torch_dtype, device=accelerator.device)
-    if tokenizer is None:
-        raise DataError(f"{config.target} has no tokenizer")
-    if config.max_length > target.config.max_position_embeddings:
-        raise ConfigError(
-            f"--max-length {config.max_length} is beyond the target's {target.config.max_position_embeddings} positions"
-        )
-    with accelerator.main_process_first():
-        corpus = load_corpus(config.data, tokenizer, config.cache, progress=accelerator.is_main_process)
-        valid = load_corpus(config.valid, tokenizer, config.cache, progress=accelerator.is_main_process) if config.valid else None
+    accelerator = _start(config)
+    target, tokenizer = _load(config.target, config, config.torch_dtype, accelerator)
+    corpus, valid = _corpora(config, tokenizer, accelerator)
     if config.regenerate is not None:
         folder = resolve(config.target)
         writing = Writing(eos_token_ids(folder), config.max_length, temperature=config.regenerate_temperature, seed=config.seed)
@@ -67,10 +61,75 @@ def prepare(config: TrainConfig) -> Trainer:
         trained = load_drafter(config.init_from, target.config, dtype=torch.float32, device=accelerator.device)
         # N = 0 is also what the command says when nothing was asked for.
         sizes = {name: size for name, size in config.sizes.items() if size}
-        drafter = narrowed(trained, sizes).requires_grad_(True)
+        drafter = resized(trained, sizes).requires_grad_(True)
     else:
         drafter = MoA(MoAConfig.from_target(target.config, **config.sizes)).to(accelerator.device)
-    trainer = Trainer(config, accelerator, target, drafter, corpus, valid)
-    if config.resume:
+    if config.draft_vocabulary is not None:
+        drafter.draft_vocabulary = torch.from_numpy(corpus.frequent_response_tokens(config.draft_vocabulary))
+    return _ready(Trainer(config, accelerator, MoATask(config, target, drafter, corpus, valid)))
+
+
+def prepare_target(config: PretrainConfig) -> Trainer:
+    """Load data and the target to go on from, or make a fresh one; nothing is trained yet."""
+    accelerator = _start(config)
+    target, tokenizer = _load(config.base, config, torch.float32, accelerator)
+    corpus, valid = _corpora(config, tokenizer, accelerator)
+    set_seed(config.seed)
+    if config.fresh:
+        target = fresh_target(target.config, config.sizes).to(accelerator.device)
+    separator = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    if separator is None:
+        raise DataError(f"{config.base}: the tokenizer has neither a padding nor an end token to set conversations apart with")
+    target.requires_grad_(True)
+    return _ready(Trainer(config, accelerator, TargetTask(config, target, resolve(config.base), corpus, valid, separator)))
+
+
+def fresh_target(base: DecoderConfig, sizes: dict[str, int]) -> Llama:
+    """A new target like ``base`` but for the given DecoderConfig sizes; raises ConfigError for sizes that do not divide."""
+    config = dataclasses.replace(base, **dict[str, Any](sizes))
+    if config.hidden_size % config.num_heads or config.num_heads % config.num_kv_heads:
+        raise ConfigError(
+            f"--hidden-size {config.hidden_size} must be a multiple of --heads {config.num_heads}, and that of "
+            f"--kv-heads {config.num_kv_heads}"
+        )
+    config = dataclasses.replace(config, head_dim=config.hidden_size // config.num_heads)
+    target = Llama(config)
+    for module in target.modules():
+        if isinstance(module, torch.nn.Embedding):
+            torch.nn.init.normal_(module.weight, std=0.02)
+    return target
+
+
+def _start(config: RunConfig) -> Accelerator:
+    if not config.resume and (config.out / "checkpoints").exists() and any((config.out / "checkpoints").iterdir()):
+        raise ConfigError(f"{config.out} holds checkpoints of an earlier run: add --resume to go on, or choose another --out")
+    # Norms keep float32 weights under autocast, on purpose.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    # Autocast is the trainer's own: accelerate's setting is global and could not be changed by a second run in this process.
+    return Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+
+
+def _load(name: str, config: RunConfig, dtype: torch.dtype, accelerator: Accelerator) -> tuple[Llama, PreTrainedTokenizerBase]:
+    target, tokenizer = load_target(name, dtype=dtype, device=accelerator.device)
+    if tokenizer is None:
+        raise DataError(f"{name} has no tokenizer")
+    if config.max_length > target.config.max_position_embeddings:
+        raise ConfigError(
+            f"--max-length {config.max_length} is beyond the target's {target.config.max_position_embeddings} positions"
+        )
+    return target, tokenizer
+
+
+def _corpora(config: RunConfig, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator) -> tuple[Corpus, Corpus | None]:
+    with accelerator.main_process_first():
+        corpus = load_corpus(config.data, tokenizer, config.cache, progress=accelerator.is_main_process)
+        valid = load_corpus(config.valid, tokenizer, config.cache, progress=accelerator.is_main_process) if config.valid else None
+    return corpus, valid
+
+
+def _ready(trainer: Trainer) -> Trainer:
+    if trainer.config.resume:
         trainer.resume()
     return trainer

@@ -1,4 +1,4 @@
-"""The training loop: MoA drafters on `accelerate`, resumable to the bit."""
+"""The training loop, on `accelerate`, resumable to the bit."""
 
 from __future__ import annotations
 
@@ -14,86 +14,30 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
-from models.llama import Llama
-from models.moa import MoA
-from training import masks
-from training.batches import Batch, collate, plan_batches
+from training.batches import Batch, Epoch
 from training.checkpoints import Position, latest_checkpoint, load_checkpoint, save_checkpoint
-from training.config import TrainConfig
-from training.data import Corpus
-from training.errors import ConfigError, DataError, TrainingInterrupted
+from training.config import RunConfig
+from training.errors import ConfigError, TrainingInterrupted
 from training.export import export
-from training.forward import DraftForward
-from training.losses import DraftLoss, draft_loss
 from training.progress import Meter, Reporter
-from training.validation import describe, validation_batches
+from training.tasks.base import Task
 
 
 class Trainer:
-    """Trains one drafter for one frozen target; ``run`` goes on from wherever ``position`` is."""
+    """Trains one network; ``run`` goes on from wherever ``position`` is."""
 
-    def __init__(
-        self, config: TrainConfig, accelerator: Accelerator, target: Llama, drafter: MoA, corpus: Corpus, valid: Corpus | None
-    ) -> None:
-        self.config = config
-        self.accelerator = accelerator
-        self.target = target
-        self.corpus = corpus
-        self.indices = corpus.usable(config.max_length)
-        if not len(self.indices):
-            raise DataError(f"{config.data}: no response token within --max-length {config.max_length}")
+    def __init__(self, config: RunConfig, accelerator: Accelerator, task: Task) -> None:
+        self.config, self.accelerator, self.task = config, accelerator, task
         self.position = Position()
-        self.moa = drafter
         fused = accelerator.device.type in ("cpu", "cuda")
         optimizer = torch.optim.AdamW(
-            drafter.parameters(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=fused
+            task.network.parameters(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=fused
         )
-        self.drafter, self.optimizer = accelerator.prepare(DraftForward(drafter, compiled=config.compile), optimizer)
-        self.valid_batches = validation_batches(config, valid) if valid is not None else []
+        self.module, self.optimizer = accelerator.prepare(task.module, optimizer)
         self.started = time.monotonic()
         self.stop_signal: int | None = None
-
-    # ---- one pass ------------------------------------------------------------------------------------------------------------
-
-    def forward(self, batch: Batch, generator: torch.Generator, staircase: float, *, agreement: bool) -> tuple[DraftLoss, Tensor]:
-        """Loss of a batch and the draft depth of each row that counts [R]; masks are drawn from ``generator``."""
-        config = self.config
-        count = len(batch.token_ids)
-        # Drawn on the CPU, so that a seed means the same on every device.
-        intervals = masks.draw_intervals(count, config.min_interval, config.max_interval, generator).to(batch.response.device)
-        stairs = masks.draw_staircase(count, staircase, generator).to(batch.response.device)
-        proposing = masks.proposing_positions(batch.response)
-        boundaries = masks.verification_boundaries(proposing, intervals)
-        taught = proposing & ~boundaries
-        rows = taught.flatten().nonzero().squeeze(1)
-        depths = masks.draft_depths(boundaries).flatten().index_select(0, rows)
-        inferred = self.moa.config.target_layer_inference
-        truth = self.target.encode(batch.token_ids, layer_input=self.target.config.num_layers - inferred if inferred else None)
-        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
-            draft = self.drafter(
-                self.target,
-                batch.token_ids,
-                truth,
-                masks.self_attention_mask(boundaries, stairs),
-                masks.cross_attention_mask(boundaries),
-                boundaries,
-                taught,
-            )
-            loss = draft_loss(
-                self.target.logits,
-                truth,
-                draft,
-                rows,
-                kl_weight=config.kl_weight,
-                feature_weight=config.feature_weight,
-                temperature=config.target_temperature,
-                agreement=agreement,
-            )
-        return loss, depths
-
-    # ---- the loop ------------------------------------------------------------------------------------------------------------
+        self._planned: tuple[int, Epoch] | None = None
 
     def run(self) -> dict[str, Any]:
         """Train until a limit is reached; returns the last validation's figures (empty without a held-out file).
@@ -105,7 +49,7 @@ class Trainer:
         self.started = time.monotonic() - position.seconds
         reporter = Reporter(config.out / "log.jsonl", active=accelerator.is_main_process, done=self.progress())
         saved_at = window_start = position.seconds
-        window_tokens, meter, validated_at = 0, Meter(config.max_interval), -1
+        window_tokens, meter, validated_at = 0, Meter(self.task.depths), -1
         figures: dict[str, Any] = {}
         with self._signals():
             try:
@@ -117,12 +61,12 @@ class Trainer:
                     if logging:
                         speed = window_tokens / max(position.seconds - window_start, 1e-9)
                         line = {**self._where(), **line, "tokens_per_second": round(speed, 1)}
-                        line |= meter.gathered(accelerator).summary()
+                        line |= self.task.figures(meter.gathered(accelerator))
                         reporter.write("train", line)
                         done = min(max(self.progress(), 1e-9), 1.0)
                         reporter.step(done, line, position.seconds / done - position.seconds, speed)
-                        window_start, window_tokens, meter = position.seconds, 0, Meter(config.max_interval)
-                    if self.valid_batches and position.step % config.valid_every == 0:
+                        window_start, window_tokens, meter = position.seconds, 0, Meter(self.task.depths)
+                    if self.task.valid and position.step % config.valid_every == 0:
                         figures, validated_at = self._report_validation(reporter), position.step
                         self._agree()
                         window_start += figures["seconds"]
@@ -136,7 +80,7 @@ class Trainer:
                             "the state is saved, go on with --resume"
                         )
                 self.save()
-                if self.valid_batches and validated_at != position.step:
+                if self.task.valid and validated_at != position.step:
                     figures = self._report_validation(reporter)
             finally:
                 reporter.close()
@@ -145,7 +89,7 @@ class Trainer:
     def _step(self, done: float, meter: Meter, *, agreement: bool) -> dict[str, Any]:
         """One update on ``accumulate`` batches a process."""
         config, accelerator, position = self.config, self.accelerator, self.position
-        self.drafter.train()
+        self.module.train()
         rate = config.lr * rate_factor(config.schedule, position.step, config.warmup, done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -154,17 +98,16 @@ class Trainer:
                 np.random.SeedSequence((config.seed, position.step, accelerator.process_index)).generate_state(1, np.uint64)[0] >> 1
             )
         )
-        staircase = masks.staircase_probability(done, config.staircase_until)
         tokens = 0
         for part in range(config.accumulate):
             batch = self._next_batch()
             tokens += batch.token_ids.numel()
             last = part == config.accumulate - 1
-            with accelerator.no_sync(self.drafter) if not last else _nothing():
-                loss, depths = self.forward(batch, generator, staircase, agreement=agreement)
+            with accelerator.no_sync(self.module) if not last else _nothing():
+                loss, depths = self.task.loss(self.module, batch, generator, done, agreement=agreement)
                 accelerator.backward(loss.loss / config.accumulate)
             meter.add(loss, depths)
-        norm = accelerator.clip_grad_norm_(self.drafter.parameters(), config.clip)
+        norm = accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         tokens *= accelerator.num_processes
@@ -174,42 +117,39 @@ class Trainer:
 
     def _next_batch(self) -> Batch:
         """This process's next batch; the processes take turns along the epoch's plan."""
-        config, position, world = self.config, self.position, self.accelerator.num_processes
+        position, world = self.position, self.accelerator.num_processes
         if position.batch + world > len(self._plan(position.epoch)):
             # The few batches that do not go round are left out: all processes must step together.
             position.epoch, position.batch = position.epoch + 1, 0
         plan = self._plan(position.epoch)
-        chosen = plan[(position.batch + self.accelerator.process_index) % len(plan)]
+        batch = plan[(position.batch + self.accelerator.process_index) % len(plan)]
         position.batch += world
-        return collate(self.corpus, self.indices[chosen], config.max_length).to(self.accelerator.device)
+        return batch.to(self.accelerator.device)
 
-    def _plan(self, epoch: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-        known = getattr(self, "_planned", None)
-        if known is None or known[0] != epoch:
-            lengths = self.corpus.lengths(self.config.max_length)[self.indices]
-            known = (epoch, plan_batches(lengths, self.config.batch_tokens, seed=self.config.seed, epoch=epoch))
-            self._planned = known
-        return known[1]
+    def _plan(self, number: int) -> Epoch:
+        if self._planned is None or self._planned[0] != number:
+            self._planned = (number, self.task.source.epoch(number))
+        return self._planned[1]
 
     # ---- validation ----------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
-        """Losses, accuracy by draft depth and the acceptance length they imply, on the held-out batches, no staircase."""
+        """The task's figures on its held-out batches."""
         start = time.monotonic()
-        self.drafter.eval()
-        accelerator = self.accelerator
-        meter = Meter(self.config.max_interval)
-        for number in range(accelerator.process_index, len(self.valid_batches), accelerator.num_processes):
+        self.module.eval()
+        accelerator, task = self.accelerator, self.task
+        meter = Meter(task.depths)
+        for number in range(accelerator.process_index, len(task.valid), accelerator.num_processes):
             generator = torch.Generator().manual_seed(number)
-            loss, depths = self.forward(self.valid_batches[number].to(accelerator.device), generator, 0.0, agreement=True)
+            loss, depths = task.loss(self.module, task.valid[number].to(accelerator.device), generator, 1.0, agreement=True)
             meter.add(loss, depths)
-        return {**meter.gathered(accelerator).summary(), "seconds": round(time.monotonic() - start, 2)}
+        return {**task.figures(meter.gathered(accelerator)), "seconds": round(time.monotonic() - start, 2)}
 
     def _report_validation(self, reporter: Reporter) -> dict[str, Any]:
         figures = self.validate()
         reporter.write("valid", {**self._where(), **figures})
-        reporter.say(describe(self.position.step, figures))
+        reporter.say(f"step {self.position.step}: validation {self.task.describe(figures)}")
         return figures
 
     # ---- how far, and keeping it ---------------------------------------------------------------------------------------------
@@ -240,19 +180,23 @@ class Trainer:
         return {"step": position.step, "epoch": position.epoch, "tokens": position.tokens, "elapsed": round(position.seconds, 1)}
 
     def save(self) -> None:
-        """Write a checkpoint, and the drafter as it is now in the published layout."""
+        """Write a checkpoint, and the network as it is now."""
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return
         state = {
             "config": self.config.to_json(),
-            "corpus": self.corpus.key,
+            "corpus": self.task.key,
             "position": asdict(self.position),
-            "model": self.moa.state_dict(),
+            "model": self.task.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
         save_checkpoint(self.config.out / "checkpoints", state, self.position.step)
-        export(self.moa, self.config, {"corpus": self.corpus.key, **asdict(self.position)})
+        self.export({})
+
+    def export(self, figures: dict[str, Any]) -> None:
+        """The network and the recipe that made it, in the output folder."""
+        export(self.task, self.config, {"corpus": self.task.key, **asdict(self.position), **figures})
 
     def resume(self) -> None:
         """Go back to the newest checkpoint in the output folder."""
@@ -261,9 +205,9 @@ class Trainer:
             raise ConfigError(f"--resume: no checkpoint in {self.config.out / 'checkpoints'}")
         state = load_checkpoint(path)
         self.config.check_resumable(state["config"])
-        if state["corpus"] != self.corpus.key:
+        if state["corpus"] != self.task.key:
             raise ConfigError(f"--resume: {self.config.data} or the tokenizer is not what {path} was trained on")
-        self.moa.load_state_dict(state["model"])
+        self.task.network.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.position = Position(**state["position"])
 

@@ -166,6 +166,69 @@ def lossless(
     raise typer.Exit(0 if all(result.ok for result in results) else 1)
 
 
+@bench.command()
+def answers(
+    prompts: Annotated[
+        Path, typer.Option(help='Held-out dialogues as JSONL, plain or gzipped: {"messages": […], "tools": […]?}.', exists=True)
+    ],
+    num_prompts: Annotated[int, typer.Option(min=1, help="How many questions of each kind.")] = 100,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated per question.")] = 256,
+    seed: Annotated[int, typer.Option(help="Which dialogues are drawn.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    model: options.Model = None,
+    drafter: options.Drafter = None,
+    dtype: options.DType = None,
+    device: options.Device = None,
+    num_threads: options.NumThreads = None,
+    compile: options.Compile = None,
+    max_num_seqs: options.MaxNumSeqs = 16,
+) -> None:
+    """How often a target is right, greedily: its first tool call of a dialogue, the number in "The answer is …", small talk.
+
+    A tool call is right when name and arguments are the dialogue's; a reply, when it is the same text.
+
+    For example: moaserve bench answers --model runs/target --prompts test.jsonl.gz
+    """
+    settings = options.load_settings(
+        model=model,
+        drafter=drafter,
+        dtype=dtype,
+        device=device,
+        num_threads=num_threads,
+        compile=compile,
+        max_num_seqs=max_num_seqs,
+    )
+    import json as encoding
+
+    from benchmarks import answers as checking
+    from benchmarks.machine import provenance
+    from benchmarks.prompts import PromptError
+    from speculative.errors import EngineError
+    from speculative.loading import load_engine
+
+    config = settings.engine_config()
+    try:
+        engine = load_engine(config)
+        if engine.tokenizer is None:
+            options.fail(f"--model {config.model}: no tokenizer, so prompts cannot be encoded")
+        questions = checking.read_questions(
+            prompts, engine.tokenizer, count=num_prompts, max_tokens=engine.info.max_model_len - max_tokens, seed=seed
+        )
+    except (EngineError, PromptError) as error:
+        options.fail(str(error))
+    figures: dict[str, dict[str, int]] = {}
+    with typer.progressbar(length=sum(map(len, questions.values())), label="answering", show_pos=True) as bar:
+        for kind, asked in questions.items():
+            texts = checking.answer(engine, asked, max_tokens, lambda: bar.update(1))
+            right = sum(checking.is_right(question, text) for question, text in zip(asked, texts, strict=True))
+            figures[kind] = {"right": right, "asked": len(asked)}
+    for kind, figure in figures.items():
+        typer.echo(f"{kind}: {figure['right']} of {figure['asked']} right ({figure['right'] / max(1, figure['asked']):.0%})")
+    if json is not None:
+        result = {"model": config.model, "seed": seed, "answers": figures, "provenance": provenance().as_dict()}
+        json.write_text(encoding.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
 def _print(result: OfflineResult) -> None:
     """Two tables: speed, and how drafts fared."""
     from rich.console import Console

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.loader import save_drafter
+from models.saving import save_drafter
 from speculative.config import EngineConfig
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError

@@ -16,8 +16,9 @@ from models.attention import cached_attention, full_attention
 from models.errors import CheckpointError
 from models.kv_cache import KVCache
 from models.llama import Llama, TargetActivations
-from models.loader import load_drafter, load_target, save_drafter
+from models.loader import load_drafter, load_target
 from models.moa import DraftActivations, MoA
+from models.saving import save_drafter
 from tests.models.plans import chain, plan
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

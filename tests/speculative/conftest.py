@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from models.config import MoAConfig
-from models.loader import load_target, save_drafter
+from models.loader import load_target
 from models.moa import MoA
+from models.saving import save_drafter
 from speculative.config import EngineConfig
 from speculative.engine import Engine
 from speculative.loading import load_engine

@@ -11,9 +11,10 @@ import torch
 from models.config import MoAConfig
 from models.errors import CheckpointError
 from models.llama import Llama
-from models.loader import load_drafter, load_target, save_drafter
+from models.loader import load_drafter, load_target
 from models.moa import MoA
 from models.plans import prefill_plan
+from models.saving import save_drafter
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Text
 from speculative.drafters.moa import MoADrafter

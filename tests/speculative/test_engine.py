@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from models.loader import load_drafter, load_target, save_drafter
+from models.loader import load_drafter, load_target
+from models.saving import save_drafter
 from speculative.errors import ContextLengthError, InvalidRequestError
 from speculative.request import Request, SamplingParams
 from tests.speculative.conftest import N0, N1, MakeEngine, request, run, tokens

@@ -11,7 +11,7 @@ from models.llama import Llama
 from models.loader import load_drafter, load_target
 from models.moa import MoA
 from training.forward import DraftForward, DraftRows
-from training.losses import draft_loss, soft_cross_entropy
+from training.losses import draft_loss
 from training.masks import cross_attention_mask, self_attention_mask
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -61,9 +61,18 @@ def test_losses_over_response_positions(reference: Reference):
     expected = reference.expected
     rows = reference.response.flatten().nonzero().squeeze(1)
     loss = draft_loss(
-        reference.target.logits, reference.truth, reference.draft(reference.response), rows, kl_weight=0.1, feature_weight=1.0
+        reference.target.lm_head.weight,
+        reference.truth,
+        reference.draft(reference.response),
+        rows,
+        kl_weight=0.1,
+        feature_weight=1.0,
     )
-    for ours, theirs in ((loss.loss, "loss"), (loss.kl, "forward_kl"), (loss.feature, "feature_loss")):
+    for ours, theirs in (
+        (loss.loss, "loss"),
+        (loss.parts["kl"].value, "forward_kl"),
+        (loss.parts["feature"].value, "feature_loss"),
+    ):
         torch.testing.assert_close(ours.reshape(1), expected[theirs], atol=1e-4, rtol=0)
 
 
@@ -71,7 +80,13 @@ def test_agreement_is_where_the_best_tokens_are_equal(reference: Reference):
     expected, response = reference.expected, reference.response
     rows = response.flatten().nonzero().squeeze(1)
     loss = draft_loss(
-        reference.target.logits, reference.truth, reference.draft(response), rows, kl_weight=1.0, feature_weight=0.0, agreement=True
+        reference.target.lm_head.weight,
+        reference.truth,
+        reference.draft(response),
+        rows,
+        kl_weight=1.0,
+        feature_weight=0.0,
+        agreement=True,
     )
     assert loss.correct is not None
     assert torch.equal(loss.correct, (expected["draft_logits"].argmax(-1) == expected["target_logits"].argmax(-1))[response])
@@ -81,7 +96,7 @@ def test_gradients_equal_those_of_the_plain_forward_pass(reference: Reference):
     """Chunks, wanted rows and gradients found ahead change nothing: MoA.forward and textbook losses give the same."""
     response, target, drafter, truth = reference.response, reference.target, reference.drafter, reference.truth
     rows = response.flatten().nonzero().squeeze(1)
-    draft_loss(target.logits, truth, reference.draft(response), rows, kl_weight=0.3, feature_weight=0.7).loss.backward()
+    draft_loss(target.lm_head.weight, truth, reference.draft(response), rows, kl_weight=0.3, feature_weight=0.7).loss.backward()
     ours = {name: parameter.grad.clone() for name, parameter in drafter.named_parameters() if parameter.grad is not None}
     drafter.zero_grad()
 
@@ -96,27 +111,3 @@ def test_gradients_equal_those_of_the_plain_forward_pass(reference: Reference):
     assert ours.keys() == {name for name, _ in drafter.named_parameters()}
     for name, parameter in drafter.named_parameters():
         torch.testing.assert_close(ours[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.4])
-def test_cross_entropy_in_chunks_is_the_whole(monkeypatch: pytest.MonkeyPatch, temperature: float):
-    monkeypatch.setattr("training.losses.CHUNK_ROWS", 3)
-    torch.manual_seed(0)
-    weight = torch.randn(20, 8)
-    features, hidden = torch.randn(10, 8, requires_grad=True), torch.randn(10, 8)
-    loss, agreed = soft_cross_entropy(lambda x: x @ weight.T, features, hidden, temperature=temperature, agreement=True)
-    (2 * loss).backward()
-    given = features.grad
-    features.grad = None
-    whole = -((hidden @ weight.T / temperature).softmax(-1) * (features @ weight.T).log_softmax(-1)).sum(-1).mean()
-    (2 * whole).backward()
-    torch.testing.assert_close(loss, whole)
-    torch.testing.assert_close(given, features.grad)
-    assert torch.equal(agreed, (hidden @ weight.T).argmax(-1) == (features @ weight.T).argmax(-1))
-
-
-def test_no_rows_give_no_loss_and_no_gradient():
-    features = torch.zeros(0, 8, requires_grad=True)
-    loss, _ = soft_cross_entropy(lambda x: x, features, torch.zeros(0, 8))
-    loss.backward()
-    assert loss == 0

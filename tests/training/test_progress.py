@@ -2,15 +2,15 @@
 
 import torch
 
-from training.losses import DraftLoss
+from training.losses import Loss, Mean
 from training.progress import Meter, unbroken
 
 DEPTHS = torch.tensor([0, 1, 2, 0, 1, 2, 3, 0, 1])
 CORRECT = torch.tensor([1, 1, 0, 1, 0, 1, 1, 0, 1]).bool()
 
 
-def loss(value: float) -> DraftLoss:
-    return DraftLoss(torch.tensor(value), torch.tensor(2 * value), torch.tensor(0.5), None, CORRECT)
+def loss(**means: float) -> Loss:
+    return Loss(torch.tensor(0.0), {name: Mean(torch.tensor(9 * mean), 9) for name, mean in means.items()}, CORRECT)
 
 
 def test_a_chain_is_broken_from_its_first_mistake_to_the_next_boundary():
@@ -19,7 +19,7 @@ def test_a_chain_is_broken_from_its_first_mistake_to_the_next_boundary():
 
 def test_accuracy_and_acceptance_length_by_depth():
     meter = Meter(8)
-    meter.add(loss(1.0), DEPTHS)
+    meter.add(loss(loss=1.0, kl=2.0), DEPTHS)
     assert meter.accuracy == [round(2 / 3, 5), round(2 / 3, 5), 0.5, 1.0]
     # Depth 0 holds in 2 of 3 chains, depth 1 in 1 of the 2 left, depth 2 in 0 of the 1 left.
     assert meter.acceptance_length == round(1 + 2 / 3 + 2 / 3 * 1 / 2, 4)
@@ -27,13 +27,11 @@ def test_accuracy_and_acceptance_length_by_depth():
 
 def test_losses_are_means_over_rows():
     meter = Meter(8)
-    meter.add(loss(1.0), DEPTHS)
-    meter.add(DraftLoss(torch.tensor(4.0), torch.tensor(0.0), torch.tensor(0.0), None, None), torch.zeros(3, dtype=torch.long))
-    summary = meter.summary()
-    assert summary["loss"] == round((9 * 1.0 + 3 * 4.0) / 12, 5)
-    assert summary["kl"] == round(9 * 2.0 / 12, 5)
-    assert "predicted" not in summary
+    meter.add(loss(loss=1.0, kl=2.0), DEPTHS)
+    meter.add(Loss(torch.tensor(0.0), {"loss": Mean(torch.tensor(12.0), 3)}, None), torch.zeros(3, dtype=torch.long))
+    assert meter.losses() == {"loss": round((9 * 1.0 + 3 * 4.0) / 12, 5), "kl": 2.0}
 
 
 def test_an_empty_meter_says_so_without_dividing_by_nothing():
-    assert Meter(8).summary() == {"acceptance_length": 1.0, "accuracy": []}
+    meter = Meter(8)
+    assert (meter.losses(), meter.acceptance_length, meter.accuracy) == ({}, 1.0, [])

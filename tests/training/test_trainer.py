@@ -17,6 +17,7 @@ from training.checkpoints import Position, save_checkpoint
 from training.config import TrainConfig
 from training.errors import ConfigError, DataError, TrainingInterrupted
 from training.run import prepare, train
+from training.tasks.moa import MoATask
 from training.trainer import Trainer, rate_factor
 
 
@@ -85,8 +86,10 @@ def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: Tr
     config = changed(config, sa_mlp=80, lsa_kv_heads=4, max_steps=2)
     train(config)
     trainer = prepare(changed(config, resume=True))
-    published = load_drafter(config.out, trainer.target.config, dtype=torch.float32)
-    for (name, saved), (_, trained) in zip(published.named_parameters(), trainer.moa.named_parameters(), strict=True):
+    task = trainer.task
+    assert isinstance(task, MoATask)
+    published = load_drafter(config.out, task.target.config, dtype=torch.float32)
+    for (name, saved), (_, trained) in zip(published.named_parameters(), task.network.named_parameters(), strict=True):
         assert torch.equal(saved, trained.to(torch.bfloat16).float()), name
     assert published.config.sa_intermediate_size == 80
     assert {x.dtype for x in load_file(config.out / "model.safetensors").values()} == {torch.bfloat16}

@@ -6,7 +6,7 @@ import torch
 from models.config import DecoderConfig, MoAConfig, RopeConfig
 from models.moa import MoA
 from training.errors import ConfigError
-from training.narrowing import narrowed
+from training.resizing import resized
 
 TARGET = DecoderConfig(
     architecture="llama",
@@ -29,9 +29,9 @@ def moa() -> MoA:
     return MoA(MoAConfig.from_target(TARGET, sa_intermediate_size=12, ca_intermediate_size=10))
 
 
-def test_without_smaller_sizes_nothing_changes(moa: MoA) -> None:
-    assert narrowed(moa, {}) is moa
-    assert narrowed(moa, {"sa_intermediate_size": 12, "sa_num_kv_heads": moa.config.sa_num_kv_heads}) is moa
+def test_without_other_sizes_nothing_changes(moa: MoA) -> None:
+    assert resized(moa, {}) is moa
+    assert resized(moa, {"sa_intermediate_size": 12, "sa_num_kv_heads": moa.config.sa_num_kv_heads}) is moa
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def test_dead_units_go_first_and_nothing_else_changes(moa: MoA) -> None:
     mlp = moa.sa.mlp
     dead = [1, 4, 7]
     mlp.down.weight[:, dead] = 0
-    smaller = narrowed(moa, {"sa_intermediate_size": 9})
+    smaller = resized(moa, {"sa_intermediate_size": 9})
     assert smaller.config == replace(moa.config, sa_intermediate_size=9)
     x = torch.randn(5, 16)
     torch.testing.assert_close(smaller.sa.mlp(x), mlp(x))
@@ -50,18 +50,30 @@ def test_dead_units_go_first_and_nothing_else_changes(moa: MoA) -> None:
 
 @torch.no_grad()
 def test_a_block_is_added_to_what_was_trained(moa: MoA) -> None:
-    larger = narrowed(moa, {"draft_block_size": 5, "draft_block_intermediate_size": 7, "sa_intermediate_size": 9})
+    larger = resized(moa, {"draft_block_size": 5, "draft_block_intermediate_size": 7, "sa_intermediate_size": 9})
     assert larger.block is not None
     assert (larger.block.stand_ins.shape, larger.block.down.weight.shape) == ((4, 16), (16, 7))
     assert torch.equal(larger.ca.mlp.down.weight, moa.ca.mlp.down.weight)
     features, states = torch.randn(3, 16), torch.randn(3, 16)
     assert torch.equal(larger.block.step(states, states, features), features), "at first the head adds nothing"
     with pytest.raises(ConfigError, match="draft_block_size = 5, which cannot become 6"):
-        narrowed(larger, {"draft_block_size": 6})
+        resized(larger, {"draft_block_size": 6})
 
 
-def test_what_cannot_be_cut_is_refused(moa: MoA) -> None:
-    with pytest.raises(ConfigError, match="sa_intermediate_size = 12, which cannot become 13"):
-        narrowed(moa, {"sa_intermediate_size": 13})
-    with pytest.raises(ConfigError, match="only MLPs can change"):
-        narrowed(moa, {"sa_num_kv_heads": moa.config.sa_num_kv_heads * 2})
+@torch.no_grad()
+def test_new_units_add_nothing_until_they_are_trained(moa: MoA) -> None:
+    moa = resized(moa, {"draft_block_size": 5, "draft_block_intermediate_size": 7})
+    assert moa.block is not None
+    torch.nn.init.normal_(moa.block.down.weight)
+    larger = resized(moa, {"ca_intermediate_size": 14, "draft_block_intermediate_size": 12})
+    assert larger.block is not None and larger.block.gate_up.weight.shape == (24, 48)
+    x, states = torch.randn(3, 16), torch.randn(3, 16)
+    torch.testing.assert_close(larger.ca.mlp(x), moa.ca.mlp(x))
+    torch.testing.assert_close(larger.block.step(states, x, x), moa.block.step(states, x, x))
+    assert torch.equal(larger.block.stand_ins, moa.block.stand_ins)
+    assert larger.block.gate_up.weight[7:12].abs().min() > 0, "new units can learn"
+
+
+def test_what_cannot_be_changed_is_refused(moa: MoA) -> None:
+    with pytest.raises(ConfigError, match="only the widths of MLPs can change"):
+        resized(moa, {"sa_num_kv_heads": moa.config.sa_num_kv_heads * 2})

@@ -1,0 +1,111 @@
+"""`moaserve bench answers`: how often a target is right, on held-out chats whose answers can be checked by a program."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from benchmarks.prompts import PromptError, read_lines
+from speculative.engine import Engine
+from speculative.request import Request, SamplingParams
+
+TOOL_CALLS, NUMBERS, REPLIES = "first tool calls", "final numbers", "replies"
+
+_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_NUMBER = re.compile(r"The answer is \$?(-?[\d,]*\.?\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A chat up to a turn that can be checked, and what is right there: see ``expected`` for each kind."""
+
+    kind: str
+    token_ids: tuple[int, ...]
+    expected: Any
+
+
+def read_questions(
+    path: Path, tokenizer: PreTrainedTokenizerBase, *, count: int, max_tokens: int, seed: int
+) -> dict[str, list[Question]]:
+    """At most ``count`` questions of each kind, drawn with ``seed``, whose prompts have at most ``max_tokens`` tokens."""
+    lines = list(read_lines(path))
+    random.Random(seed).shuffle(lines)
+    questions: dict[str, list[Question]] = {}
+    for number, row in lines:
+        try:
+            found = _question(row)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise PromptError(f"{path}, line {number}: not a dialogue ({error!r})") from error
+        if found is None or len(questions.setdefault(found[0], [])) == count:
+            continue
+        kind, messages, expected = found
+        text = str(tokenizer.apply_chat_template(messages, tools=row.get("tools"), tokenize=False, add_generation_prompt=True))
+        token_ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if len(token_ids) <= max_tokens:
+            questions[kind].append(Question(kind, token_ids, expected))
+    if not any(questions.values()):
+        raise PromptError(f"{path} holds no tool call, no 'The answer is …' and no small talk to check")
+    return questions
+
+
+def _question(row: dict[str, Any]) -> tuple[str, list[dict[str, Any]], Any] | None:
+    """Kind, messages before the turn, and the right answer."""
+    messages = row["messages"]
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant" and message.get("tool_calls"):
+            calls = [call["function"] for call in message["tool_calls"]]
+            return TOOL_CALLS, messages[:index], [(call["name"], json.loads(call["arguments"])) for call in calls]
+    last = messages[-1]
+    if last["role"] != "assistant" or not last["content"]:
+        return None
+    if (number := said_number(last["content"])) is not None:
+        return NUMBERS, messages[:-1], number
+    return (REPLIES, messages[:-1], last["content"]) if row.get("source") == "small-talk" else None
+
+
+def said_calls(text: str) -> list[tuple[str, Any]] | None:
+    """Names and arguments of the tool calls in a text (Hermes style); None where one is not JSON."""
+    try:
+        calls = [json.loads(call) for call in _CALL.findall(text)]
+        return [(call["name"], call["arguments"]) for call in calls]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def said_number(text: str) -> float | None:
+    """The number of the last "The answer is …"."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def is_right(question: Question, text: str) -> bool:
+    """Tool calls: same names and arguments, in order. Numbers: equal. Replies: the same text."""
+    if question.kind == TOOL_CALLS:
+        return bool(said_calls(text) == question.expected)
+    if question.kind == NUMBERS:
+        return bool(said_number(text) == question.expected)
+    reply: str = question.expected
+    return text.replace("<|im_end|>", "").strip() == reply.strip()
+
+
+def answer(engine: Engine, questions: Sequence[Question], max_tokens: int, progress: Callable[[], None]) -> list[str]:
+    """Greedy answers, as many at a time as the engine has slots."""
+    params = SamplingParams(max_tokens, temperature=0.0)
+    for number, question in enumerate(questions):
+        engine.add(Request(str(number), question.token_ids, params))
+    written: list[list[int]] = [[] for _ in questions]
+    while engine.has_work:
+        for output in engine.step():
+            written[int(output.request_id)].extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                progress()
+    assert engine.tokenizer is not None
+    # Tool calls may begin and end with special tokens.
+    return [str(engine.tokenizer.decode(token_ids, skip_special_tokens=False)) for token_ids in written]

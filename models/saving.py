@@ -1,0 +1,111 @@
+"""Our networks -> checkpoints: drafters in the authors' published layout, targets as transformers reads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+
+from models.layers import DecoderLayer
+from models.llama import Llama
+from models.loader import BLOCK, MOA_LAYERS, read_json, to_group_major
+from models.moa import MoA
+
+MAX_SHARD = "15MB"
+
+
+def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD) -> None:
+    """Write a drafter in the authors' layout: sharded safetensors, and a config.json with the target's sizes and MoA's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for ours, theirs in MOA_LAYERS.items():
+        tensors.update(_published_layer(getattr(drafter, ours), f"{theirs}."))
+    tensors["Ekv2E.weight"] = drafter.to_memory.weight
+    if drafter.to_memory.bias is not None:
+        tensors["Ekv2E.bias"] = drafter.to_memory.bias
+    if drafter.block is not None:
+        tensors.update({f"{BLOCK}.{name}": parameter for name, parameter in drafter.block.named_parameters()})
+    if drafter.draft_vocabulary is not None:
+        tensors["draft_vocabulary"] = drafter.draft_vocabulary.to(torch.int32)
+    _save(tensors, folder, dtype, max_shard)
+    target = drafter.config.target
+    config = {
+        "architectures": ["MOASpecLlamaForCausalLM"],
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_hidden_layers": target.num_layers,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": target.head_dim,
+        "rms_norm_eps": target.rms_norm_eps,
+        "rope_theta": target.rope.theta,
+        **drafter.config.to_hf(),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def save_target(
+    target: Llama, folder: Path, base: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD
+) -> None:
+    """Write a target as sharded safetensors; all but the sizes, tokenizer and settings included, is taken from ``base``."""
+    config = target.config
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {
+        "model.embed_tokens.weight": target.embedding.weight,
+        "model.norm.weight": target.norm.weight,
+    }
+    if not config.tie_word_embeddings:
+        tensors["lm_head.weight"] = target.lm_head.weight
+    for index, layer in enumerate(target.borrowed(0)):
+        tensors.update(_published_layer(layer, f"model.layers.{index}."))
+    _save(tensors, folder, dtype, max_shard)
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    (folder / "config.json").write_text(json.dumps({**read_json(base, "config.json"), **sizes}, indent=2) + "\n", encoding="utf-8")
+    for pattern in ("tokenizer*", "*.jinja", "generation_config.json", "special_tokens_map.json"):
+        for file in base.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+
+
+def _save(tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype, max_shard: str) -> None:
+    """Integers stay what they are."""
+    kept = {
+        name: x.detach().to("cpu", dtype if x.is_floating_point() else x.dtype, copy=True).contiguous()
+        for name, x in tensors.items()
+    }
+    save_torch_state_dict(kept, folder, max_shard_size=max_shard)
+
+
+def _published_layer(layer: DecoderLayer, prefix: str) -> dict[str, Tensor]:
+    """Our fused, group-major layer -> the published names; the inverse of the loader's."""
+    heads, kv_heads = layer.num_heads, layer.num_kv_heads
+    published: dict[str, Tensor] = {}
+    for kind in ("weight", "bias"):
+        if (qkv := getattr(layer.qkv, kind)) is not None:
+            queries, keys, values = qkv.split((layer.q_size, layer.kv_size // 2, layer.kv_size // 2))
+            published[f"self_attn.q_proj.{kind}"] = to_group_major(queries, kv_heads, 0, heads=heads, inverse=True)
+            published[f"self_attn.k_proj.{kind}"], published[f"self_attn.v_proj.{kind}"] = keys, values
+        if (gate_up := getattr(layer.mlp.gate_up, kind)) is not None:
+            published[f"mlp.gate_proj.{kind}"], published[f"mlp.up_proj.{kind}"] = gate_up.chunk(2)
+            published[f"mlp.down_proj.{kind}"] = getattr(layer.mlp.down, kind)
+    published["self_attn.o_proj.weight"] = to_group_major(layer.output.weight, kv_heads, 1, heads=heads, inverse=True)
+    if layer.output.bias is not None:
+        published["self_attn.o_proj.bias"] = layer.output.bias
+    published["input_layernorm.weight"] = layer.input_norm.weight
+    published["post_attention_layernorm.weight"] = layer.mlp_norm.weight
+    for name in ("q_norm", "k_norm"):
+        if (norm := getattr(layer, name)) is not None:
+            published[f"self_attn.{name}.weight"] = norm.weight
+    return {f"{prefix}{name}": tensor for name, tensor in published.items()}

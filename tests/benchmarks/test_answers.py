@@ -1,0 +1,91 @@
+"""What counts as right: calls and numbers are read out of answers, not compared as text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.answers import NUMBERS, REPLIES, TOOL_CALLS, Question, answer, is_right, read_questions, said_calls, said_number
+from benchmarks.prompts import PromptError
+from models.loader import BUNDLED, load_tokenizer
+from speculative.config import EngineConfig
+from speculative.loading import load_engine
+
+CALL = '<tool_call>\n{"name": "Book", "arguments": {"day": "Friday", "seats": 2}}\n</tool_call><|im_end|>'
+
+
+def test_calls_are_compared_as_what_they_mean():
+    question = Question(TOOL_CALLS, (1,), [("Book", {"seats": 2, "day": "Friday"})])
+    assert is_right(question, CALL)
+    assert not is_right(question, CALL.replace("2", "3"))
+    assert not is_right(question, CALL.replace("Book", "Buy"))
+    assert not is_right(question, "Shall I book?")
+    assert not is_right(question, CALL + CALL), "one was asked for"
+    assert said_calls(CALL.replace('"seats": 2', '"seats": ')) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("6*7 = 42\nThe answer is 42.", 42),
+        ("The answer is 3. No. The answer is $1,250.50.", 1250.5),
+        ("The answer is -4.", -4),
+        ("It is 42.", None),
+    ],
+)
+def test_numbers_are_the_last_one_said(text: str, number: float | None):
+    assert said_number(text) == number
+    assert is_right(Question(NUMBERS, (1,), 42.0), text) == (number == 42)
+
+
+def test_replies_are_the_same_but_for_their_end():
+    assert is_right(Question(REPLIES, (1,), "Hello."), "Hello.<|im_end|>")
+    assert not is_right(Question(REPLIES, (1,), "Hello."), "Hello!<|im_end|>")
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def said(role: str, content: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def test_a_file_gives_questions_of_each_kind(tmp_path: Path):
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    calls = [{"id": "1", "type": "function", "function": {"name": "Book", "arguments": '{"day": "Friday"}'}}]
+    rows = [
+        {"source": "sgd", "messages": [said("user", "Book."), said("assistant", None, tool_calls=calls), said("user", "Thanks.")]},
+        {"source": "gsm8k", "messages": [said("user", "1+1?"), said("assistant", "The answer is 2.")]},
+        {"source": "small-talk", "messages": [said("user", "Hi."), said("assistant", "Hello.")]},
+        {"source": "python", "messages": [said("user", "Code?"), said("assistant", "No.")]},
+    ]
+    path = write(tmp_path / "chats.jsonl", rows * 3)
+    questions = read_questions(path, tokenizer, count=2, max_tokens=100, seed=0)
+    assert {kind: len(each) for kind, each in questions.items()} == {TOOL_CALLS: 2, NUMBERS: 2, REPLIES: 2}
+    assert questions[TOOL_CALLS][0].expected == [("Book", {"day": "Friday"})]
+    prompt = tokenizer.decode(list(questions[TOOL_CALLS][0].token_ids))
+    assert "Book." in prompt and "Friday" not in prompt and prompt.endswith("<|im_start|>assistant\n")
+    with pytest.raises(PromptError, match="holds no tool call"):
+        read_questions(write(tmp_path / "none.jsonl", rows[3:]), tokenizer, count=2, max_tokens=100, seed=0)
+    with pytest.raises(PromptError, match="line 1: not a dialogue"):
+        read_questions(write(tmp_path / "bad.jsonl", [{"turns": ["x"]}]), tokenizer, count=2, max_tokens=100, seed=0)
+
+
+@pytest.mark.integration
+def test_answers_are_the_engines_own_and_keep_special_tokens(tmp_path: Path):
+    engine = load_engine(EngineConfig(compile="off", dtype="float32", max_num_seqs=2))
+    assert engine.tokenizer is not None
+    rows = [
+        {"source": "small-talk", "messages": [said("user", text), said("assistant", "x")]}
+        for text in ("Hi.", "Who are you?", "Bye.")
+    ]
+    asked = read_questions(write(tmp_path / "chats.jsonl", rows), engine.tokenizer, count=3, max_tokens=100, seed=0)[REPLIES]
+    finished: list[int] = []
+    texts = answer(engine, asked, 100, lambda: finished.append(1))
+    assert len(finished) == 3 and all(text.endswith("<|im_end|>") for text in texts)
+    assert [is_right(Question(REPLIES, q.token_ids, text), text) for q, text in zip(asked, texts, strict=True)] == [True] * 3
+    assert texts == [answer(engine, [question], 100, lambda: None)[0] for question in asked]

@@ -1,0 +1,107 @@
+"""Options that every training command has."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+RUN, SIZES, LOSS, STEPS, MACHINE = "Run", "Sizes", "Loss", "Optimisation", "Machine and records"
+"""Panels of --help."""
+
+
+class ScheduleName(str, Enum):
+    """Learning-rate schedules."""
+
+    constant = "constant"
+    cosine = "cosine"
+    linear = "linear"
+
+
+class PrecisionName(str, Enum):
+    """What forward passes compute in."""
+
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+Data = Annotated[
+    str,
+    typer.Option(
+        help='Conversations: a .jsonl or .jsonl.gz file of {"messages": […], "tools": […]?}, or a datasets name with a '
+        "messages column (owner/name or owner/name:split).",
+        rich_help_panel=RUN,
+    ),
+]
+Out = Annotated[Path, typer.Option(help="Folder for the model, log.jsonl, training.json and checkpoints.", rich_help_panel=RUN)]
+Valid = Annotated[str | None, typer.Option(help="Held-out conversations, same forms as --data.", rich_help_panel=RUN)]
+Epochs = Annotated[float | None, typer.Option(help="Stop after this many passes over the data (paper: 40).", rich_help_panel=RUN)]
+MaxSteps = Annotated[int | None, typer.Option(help="Stop after this many updates.", rich_help_panel=RUN)]
+MaxMinutes = Annotated[
+    float | None, typer.Option(help="Stop after this long, earlier runs that are resumed included.", rich_help_panel=RUN)
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.", rich_help_panel=RUN)]
+
+LearningRate = Annotated[
+    float, typer.Option(help="Peak learning rate (paper: 3e-5; small models want 1e-3).", rich_help_panel=STEPS)
+]
+Warmup = Annotated[int, typer.Option(help="Steps of linear warm-up (paper: 50).", rich_help_panel=STEPS)]
+Schedule = Annotated[
+    ScheduleName,
+    typer.Option(help="After the warm-up (paper: constant). The others reach 0 at the nearest limit.", rich_help_panel=STEPS),
+]
+WeightDecay = Annotated[float, typer.Option(help="AdamW's weight decay (paper: 0).", rich_help_panel=STEPS)]
+Beta2 = Annotated[float, typer.Option(help="AdamW's second moment decay.", rich_help_panel=STEPS)]
+Clip = Annotated[float, typer.Option(help="Largest gradient norm (paper: 1).", rich_help_panel=STEPS)]
+BatchTokens = Annotated[
+    int, typer.Option(help="Tokens a batch and process, padding included (paper: 32 × 2048).", rich_help_panel=STEPS)
+]
+Accumulate = Annotated[int, typer.Option(help="Batches an update.", rich_help_panel=STEPS)]
+MaxLength = Annotated[int, typer.Option(help="Longer conversations are cut here (paper: 2048).", rich_help_panel=STEPS)]
+Seed = Annotated[int, typer.Option(help="Same seed, same weights.", rich_help_panel=STEPS)]
+
+DType = Annotated[
+    PrecisionName,
+    typer.Option(help="Compute type; the master weights are float32 with either.", rich_help_panel=MACHINE),
+]
+Device = Annotated[str, typer.Option(help="auto or cpu.", rich_help_panel=MACHINE)]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; unset leaves it to PyTorch.", rich_help_panel=MACHINE)]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", help="Fuse what gains most with torch.compile; needs g++ on a CPU.", rich_help_panel=MACHINE),
+]
+LogEvery = Annotated[int, typer.Option(help="Steps between lines of log.jsonl.", rich_help_panel=MACHINE)]
+CheckpointSteps = Annotated[
+    int | None, typer.Option(help="Steps between checkpoints, besides --checkpoint-minutes.", rich_help_panel=MACHINE)
+]
+CheckpointMinutes = Annotated[float, typer.Option(help="Minutes between checkpoints; two are kept.", rich_help_panel=MACHINE)]
+ValidEvery = Annotated[int, typer.Option(help="Steps between validations.", rich_help_panel=MACHINE)]
+ValidTokens = Annotated[int, typer.Option(help="Tokens of --valid that are used.", rich_help_panel=MACHINE)]
+Cache = Annotated[
+    Path | None, typer.Option(help="Tokenised corpora are kept here (default ~/.cache/moaserve).", rich_help_panel=MACHINE)
+]
+
+
+def settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A command's arguments as a configuration's."""
+    plain = {name.rstrip("_"): value.value if isinstance(value, Enum) else value for name, value in arguments.items()}
+    return {name: value for name, value in plain.items() if (name, value) != ("cache", None)}
+
+
+def run(command: str, work: Callable[[], Path]) -> Path:
+    """Do the work; what the user can put right ends the command with a message instead of a trace."""
+    from models.errors import CheckpointError
+    from training.errors import TrainingError, TrainingInterrupted
+
+    try:
+        return work()
+    except TrainingInterrupted as interrupted:
+        typer.echo(str(interrupted), err=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except (TrainingError, CheckpointError) as error:
+        typer.echo(f"moaserve {command}: {error}", err=True)
+        raise typer.Exit(2) from None

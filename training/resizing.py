@@ -1,0 +1,65 @@
+"""Another drafter out of a trained one, to be trained on: with MLPs of other widths, or with a block added."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.block import BlockHead
+from models.layers import MLP
+from models.moa import MoA
+from training.errors import ConfigError
+
+_MLPS = {
+    "lsa_intermediate_size": "lsa.mlp",
+    "sa_intermediate_size": "sa.mlp",
+    "ca_intermediate_size": "ca.mlp",
+    "draft_block_intermediate_size": "block",
+}
+_BLOCK = ("draft_block_size", "draft_block_intermediate_size")
+
+
+def resized(moa: MoA, sizes: Mapping[str, int]) -> MoA:
+    """The drafter with the given MoAConfig sizes; raises ConfigError for one that cannot be had so.
+
+    An MLP that shrinks keeps its strongest units; one that grows gets units that add nothing until they are trained.
+    """
+    # A block can be added to a drafter that has none: the rest goes on as it was trained.
+    added = {} if moa.block is not None else {name: size for name, size in sizes.items() if name in _BLOCK}
+    if "draft_block_size" in added:
+        added = {"draft_block_intermediate_size": moa.config.target.hidden_size, **added}
+    for name, size in sizes.items():
+        current = getattr(moa.config, name)
+        if size != current and name not in added and name not in _MLPS:
+            raise ConfigError(f"--init-from has {name} = {current}, which cannot become {size}: only the widths of MLPs can change")
+    config = dataclasses.replace(moa.config, **dict[str, Any]({**sizes, **added}))
+    if config == moa.config:
+        return moa
+    other = MoA(config).to(moa.to_memory.weight)
+    current, wanted = moa.state_dict(), other.state_dict()
+    other.load_state_dict({**wanted, **{name: x for name, x in current.items() if x.shape == wanted[name].shape}})
+    for name, part in _MLPS.items():
+        if name not in added and getattr(config, name) != getattr(moa.config, name):
+            _refit(moa.get_submodule(part), other.get_submodule(part))
+    other.draft_vocabulary = moa.draft_vocabulary
+    return other
+
+
+@torch.no_grad()
+def _refit(source: nn.Module, target: nn.Module) -> None:
+    """Copy the units whose weights have the largest products of norms, as many as there is room for."""
+    assert isinstance(source, MLP | BlockHead) and isinstance(target, MLP | BlockHead)
+    strength = source.gate_up.weight.norm(dim=1).view(2, -1).prod(dim=0) * source.down.weight.norm(dim=0)
+    units = strength.topk(min(len(strength), target.intermediate_size)).indices.sort().values
+    places = torch.arange(len(units), device=units.device)
+    target.down.weight.zero_()
+    target.down.weight[:, places] = source.down.weight[:, units]
+    for half in range(2):
+        rows, kept = places + half * target.intermediate_size, units + half * source.intermediate_size
+        target.gate_up.weight[rows] = source.gate_up.weight[kept]
+        if target.gate_up.bias is not None and source.gate_up.bias is not None:
+            target.gate_up.bias[rows] = source.gate_up.bias[kept]

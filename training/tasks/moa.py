@@ -1,0 +1,88 @@
+"""Training a Mixture-of-Attentions drafter for a frozen target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from models.llama import Llama
+from models.moa import MoA
+from models.saving import save_drafter
+from training import masks
+from training.batches import Batch, Conversations, held_out
+from training.config import TrainConfig
+from training.data import Corpus
+from training.forward import DraftForward
+from training.losses import Loss, draft_loss
+from training.progress import Meter
+
+
+class MoATask:
+    """Every draft depth at once: verification boundaries are drawn, and what lies between them is drafted."""
+
+    def __init__(self, config: TrainConfig, target: Llama, drafter: MoA, corpus: Corpus, valid: Corpus | None) -> None:
+        self.config, self.target, self.network, self.key = config, target, drafter, corpus.key
+        self.module: nn.Module = DraftForward(drafter, compiled=config.compile)
+        self.depths = config.max_interval
+        self.source = Conversations(corpus, config.max_length, config.batch_tokens, config.seed, name=config.data)
+        self.valid: list[Batch] = []
+        if valid is not None:
+            source = Conversations(valid, config.max_length, config.batch_tokens, 0, name=str(config.valid))
+            self.valid = held_out(source, config.valid_tokens)
+
+    def loss(
+        self, module: nn.Module, batch: Batch, generator: torch.Generator, progress: float, *, agreement: bool
+    ) -> tuple[Loss, Tensor]:
+        """As in Task; the staircase fades with ``progress``."""
+        config, count, device = self.config, len(batch.token_ids), batch.response.device
+        # Drawn on the CPU, so that a seed means the same on every device.
+        intervals = masks.draw_intervals(count, config.min_interval, config.max_interval, generator).to(device)
+        staircase = masks.staircase_probability(progress, config.staircase_until)
+        stairs = masks.draw_staircase(count, staircase, generator).to(device)
+        proposing = masks.proposing_positions(batch.response)
+        boundaries = masks.verification_boundaries(proposing, intervals)
+        taught = proposing & ~boundaries
+        rows = taught.flatten().nonzero().squeeze(1)
+        depths = masks.draft_depths(boundaries).flatten().index_select(0, rows)
+        inferred = self.network.config.target_layer_inference
+        truth = self.target.encode(batch.token_ids, layer_input=self.target.config.num_layers - inferred if inferred else None)
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
+            draft = module(
+                self.target,
+                batch.token_ids,
+                truth,
+                masks.self_attention_mask(boundaries, stairs),
+                masks.cross_attention_mask(boundaries),
+                boundaries,
+                taught,
+            )
+            loss = draft_loss(
+                self.target.lm_head.weight,
+                truth,
+                draft,
+                rows,
+                kl_weight=config.kl_weight,
+                feature_weight=config.feature_weight,
+                temperature=config.target_temperature,
+                agreement=agreement,
+            )
+        return loss, depths
+
+    def figures(self, meter: Meter) -> dict[str, Any]:
+        """Losses, accuracy by draft depth and the acceptance length they imply."""
+        return {**meter.losses(), "acceptance_length": meter.acceptance_length, "accuracy": meter.accuracy}
+
+    def describe(self, figures: dict[str, Any]) -> str:
+        """As in Task."""
+        accuracy = " ".join(f"{share:.3f}" for share in cast("list[float]", figures["accuracy"])[:8])
+        return (
+            f"loss {figures['loss']:.4f}, kl {figures['kl']:.4f}, τ {figures['acceptance_length']:.2f}, "
+            f"accuracy by depth {accuracy}"
+        )
+
+    def save(self, folder: Path) -> None:
+        """In the published layout, as bfloat16."""
+        save_drafter(self.network, folder, dtype=torch.bfloat16)
