@@ -15,7 +15,11 @@ from models.layers import Linear, RMSNorm
 
 
 class BlockHead(nn.Module):
-    """What a block drafter has besides LSA, SA and CA: ``stand_ins`` [size − 1, E], and the step from level to level."""
+    """What a block drafter has besides LSA, SA and CA: ``stand_ins`` [size − 1, E], and the step from level to level.
+
+    The step is a gated MLP of three inputs side by side; what tokens and positions contribute is told apart from what the parent's
+    state does, since the former is known before a level is reached.
+    """
 
     def __init__(self, hidden_size: int, size: int, intermediate_size: int, eps: float) -> None:
         super().__init__()
@@ -24,17 +28,28 @@ class BlockHead(nn.Module):
         self.state_norm = RMSNorm(hidden_size, eps)
         self.token_norm = RMSNorm(hidden_size, eps)
         self.feature_norm = RMSNorm(hidden_size, eps)
-        self.gate_up = Linear(3 * hidden_size, 2 * intermediate_size)
+        self.from_state = Linear(hidden_size, 2 * intermediate_size)
+        self.from_token = Linear(hidden_size, 2 * intermediate_size)
+        self.from_feature = Linear(hidden_size, 2 * intermediate_size)
         self.down = Linear(intermediate_size, hidden_size)
         nn.init.normal_(self.stand_ins, std=0.02)
         nn.init.zeros_(self.down.weight)  # at first a level's state is its feature
 
-    def step(self, states: Tensor, embeddings: Tensor, features: Tensor) -> Tensor:
-        """Parents' states, the nodes' token embeddings and their positions' features, all [n, E] -> the nodes' states [n, E].
+    def of_tokens(self, embeddings: Tensor) -> Tensor:
+        """What tokens with ``embeddings`` [n, E] contribute [n, 2I]."""
+        out: Tensor = self.from_token(self.token_norm(embeddings))
+        return out
+
+    def of_positions(self, features: Tensor) -> Tensor:
+        """What positions with ``features`` [n, E] contribute [n, 2I]."""
+        out: Tensor = self.from_feature(self.feature_norm(features))
+        return out
+
+    def step(self, states: Tensor, contributions: Tensor, features: Tensor) -> Tensor:
+        """Parents' states, what nodes and positions contribute together [n, 2I], positions' features -> the nodes' states [n, E].
 
         The root's state is its feature; a state is what enters the LM head.
         """
-        x = torch.cat((self.state_norm(states), self.token_norm(embeddings), self.feature_norm(features)), dim=-1)
-        gate, up = self.gate_up(x).split(self.intermediate_size, dim=-1)
+        gate, up = (self.from_state(self.state_norm(states)) + contributions).split(self.intermediate_size, dim=-1)
         out: Tensor = features + self.down(F.silu(gate) * up)
         return out

@@ -141,7 +141,9 @@ def _uses_sliding_window(config: Mapping[str, Any], family: str) -> bool:
 class MoAConfig:
     """Sizes of a Mixture-of-Attentions drafter for one target; key names in files are the authors'.
 
-    ``draft_block_size`` positions are drafted in one pass (see ``block``); 0 is the paper's way, level by level.
+    ``draft_block_size`` positions are drafted in one pass (see ``block``); 0 is the paper's way, level by level. For ablations:
+    without ``reads_all_layers`` memory is a projection of the last layer's keys and values alone (no LSA), without
+    ``attends_to_all_memory`` CA sees the newest memory only.
     """
 
     target: DecoderConfig
@@ -154,6 +156,8 @@ class MoAConfig:
     target_layer_inference: int = 0
     draft_block_size: int = 0
     draft_block_intermediate_size: int = 0
+    reads_all_layers: bool = True
+    attends_to_all_memory: bool = True
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not divide or do not go together."""
@@ -189,6 +193,8 @@ class MoAConfig:
                 target_layer_inference=int(config.get("target_layer_inference", 0)),
                 draft_block_size=int(config.get("draft_block_size", 0)),
                 draft_block_intermediate_size=int(config.get("draft_block_intermediate_size", 0)),
+                reads_all_layers=bool(config.get("reads_all_layers", True)),
+                attends_to_all_memory=bool(config.get("attends_to_all_memory", True)),
             )
         except KeyError as error:
             raise CheckpointError(f"not a MoA drafter: config.json has no {error.args[0]!r}") from None
@@ -208,6 +214,8 @@ class MoAConfig:
             "cross_attention_intermediate_size": self.ca_intermediate_size,
             "target_layer_inference": self.target_layer_inference,
             **(block if self.draft_block_size else {}),
+            **({} if self.reads_all_layers else {"reads_all_layers": False}),
+            **({} if self.attends_to_all_memory else {"attends_to_all_memory": False}),
         }
 
     @classmethod
@@ -223,4 +231,9 @@ class MoAConfig:
             "ca_intermediate_size": target.hidden_size * 3 // 2,
             "draft_block_intermediate_size": target.hidden_size if sizes.get("draft_block_size") else 0,
         }
-        return cls(target=target, **{**defaults, **sizes})
+        return cls(target=target, **dict[str, Any]({**defaults, **sizes}))
+
+
+def is_moa(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is a MoA drafter's; published ones may bear the target's architecture."""
+    return "layer_self_attention_num_key_value_heads" in config

@@ -201,3 +201,19 @@ class DecoderLayer(nn.Module):
         x = self.output(attended).add_(x)
         out: Tensor = self.mlp(self.mlp_norm(x)).add_(x)
         return out
+
+
+def queries(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
+    """A layer's input [n, E] -> its rotated queries [n, h, d] alone."""
+    bias = layer.qkv.bias[: layer.q_size] if layer.qkv.bias is not None else None
+    out: Tensor = F.linear(layer.input_norm(x), layer.qkv.weight[: layer.q_size], bias).unflatten(-1, (-1, layer.head_dim))
+    return rotate(out, rope)
+
+
+def keys_values(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
+    """A layer's input [n, E] -> its rotated keys and its values [n, 2·n_kv·d] alone."""
+    bias = layer.qkv.bias[layer.q_size :] if layer.qkv.bias is not None else None
+    kv = F.linear(layer.input_norm(x), layer.qkv.weight[layer.q_size :], bias)
+    heads = kv.unflatten(-1, (-1, layer.head_dim))
+    rotated = rotate(heads[:, : layer.num_kv_heads], rope)
+    return torch.cat((rotated, heads[:, layer.num_kv_heads :]), dim=1).flatten(1) if torch.compiler.is_compiling() else kv

@@ -22,12 +22,14 @@ CompiledGraph = Callable[[list[Tensor]], list[Tensor]]
 class TargetActivations:
     """What a drafter learns from: keys and values in LSA's layout, the final hidden state, and the input of layer L−N if asked.
 
-    ``kv`` [B, S, L, E_kv], ``hidden`` [B, S, E] after the final norm, ``layer_input`` [B, S, E] or None.
+    ``kv`` [B, S, L, E_kv], ``hidden`` [B, S, E] after the final norm, ``layer_input`` [B, S, E] or None; ``tapped`` [B, S, taps·E]
+    as in ``Llama.forward_tapped``, None unless asked for.
     """
 
     kv: Tensor
     hidden: Tensor
     layer_input: Tensor | None
+    tapped: Tensor | None = None
 
 
 class Llama(nn.Module):
@@ -102,19 +104,46 @@ class Llama(nn.Module):
         window = cache.window(plan.first_slot, plan.batch)
         return self.compiled([token_ids.view(shape), plan.positions.view(shape), write.view(shape), plan.mask, *window])[0]
 
-    def run_layers(self, hidden: Tensor, plan: AttentionPlan, cache: KVCache | KVWindow, *, first_layer: int) -> Tensor:
-        """Run the layers from ``first_layer`` on and the final norm: [n, E] -> [n, E]."""
+    def forward_tapped(
+        self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache, taps: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """As ``forward``, and beside it the outputs of layers ``taps`` [n, taps·E]: 1 is the first, the last has the final norm.
+
+        None without taps. Inner layers can only be tapped where nothing is compiled.
+        """
+        if all(tap == self.config.num_layers for tap in taps):
+            hidden = self(token_ids, plan, cache)
+            return hidden, hidden.repeat(1, len(taps)) if taps else None
+        outputs: list[Tensor] = []
+        hidden = self.run_layers(self.embed(token_ids), plan, cache, first_layer=0, outputs=outputs)
+        return hidden, torch.cat([outputs[tap - 1] for tap in taps], dim=-1)
+
+    def run_layers(
+        self,
+        hidden: Tensor,
+        plan: AttentionPlan,
+        cache: KVCache | KVWindow,
+        *,
+        first_layer: int,
+        outputs: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Run the layers from ``first_layer`` on and the final norm: [n, E] -> [n, E]; each layer's output goes to ``outputs``."""
         rope = self.rotary(plan.positions)
         for index in range(first_layer, self.config.num_layers):
             hidden = self.layers[index](hidden, rope, cached_attention(cache, index, plan, self.config.num_heads))
+            if outputs is not None:
+                outputs.append(hidden)
         out: Tensor = self.norm(hidden)
+        if outputs:
+            outputs[-1] = out
         return out
 
     @torch.no_grad()
-    def encode(self, token_ids: Tensor, *, layer_input: int | None = None) -> TargetActivations:
+    def encode(self, token_ids: Tensor, *, layer_input: int | None = None, taps: Sequence[int] = ()) -> TargetActivations:
         """Run whole sequences [B, S] causally without a cache, keeping what drafters are trained on.
 
-        ``layer_input`` names the layer whose input is kept (L−N for a drafter with N borrowed layers).
+        ``layer_input`` names the layer whose input is kept (L−N for a drafter with N borrowed layers), ``taps`` the layers whose
+        outputs are, as in ``forward_tapped``.
         """
         c = self.config
         batch, length = token_ids.shape
@@ -123,6 +152,7 @@ class Llama(nn.Module):
         hidden = self.embed(token_ids.flatten())
         kept: Tensor | None = None
         kv: list[Tensor] = []
+        outputs: dict[int, Tensor] = {}
         inner = masked_attention(batch, c.num_heads, c.num_kv_heads, None, causal=True)
 
         def attend(queries: Tensor, keys_values: Tensor) -> Tensor:
@@ -133,8 +163,12 @@ class Llama(nn.Module):
             if index == layer_input:
                 kept = hidden.view(batch, length, -1)
             hidden = layer(hidden, rope, attend)
+            if index + 1 in taps:
+                outputs[index + 1] = hidden
+        hidden = outputs[c.num_layers] = self.norm(hidden)
         stacked = lsa_layout(torch.stack(kv, dim=1), c.num_kv_heads, c.head_dim).view(batch, length, c.num_layers, c.kv_size)
-        return TargetActivations(stacked, self.norm(hidden).view(batch, length, -1), kept)
+        tapped = torch.cat([outputs[tap] for tap in taps], dim=-1).view(batch, length, -1) if taps else None
+        return TargetActivations(stacked, hidden.view(batch, length, -1), kept, tapped)
 
     def borrowed(self, first_layer: int) -> Sequence[DecoderLayer]:
         """The last layers, from ``first_layer`` on, for a drafter that runs through them."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from models.config import DecoderConfig, MoAConfig
+from models.eagle import Eagle, EagleConfig
 from models.errors import CheckpointError
 from models.layers import Linear
 from models.llama import Llama
@@ -116,15 +117,15 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
     """Load a MoA drafter in the authors' layout for a target of the given sizes."""
     folder = resolve(path_or_id)
     raw = read_json(folder, "config.json")
-    for key, expected in (("hidden_size", target.hidden_size), ("num_hidden_layers", target.num_layers)):
-        if raw.get(key, expected) != expected:
-            raise CheckpointError(f"the drafter in {folder} was made for a target with {key}={raw[key]}, this one has {expected}")
+    _check_made_for(raw, target, folder)
     config = MoAConfig.from_hf(raw, target)
     model = _empty(lambda: MoA(config), dtype, device)
     tensors = {_plain_name(name): tensor for name, tensor in read_tensors(folder).items()}
     state: dict[str, Tensor] = {}
     for ours, theirs in MOA_LAYERS.items():
         layer = getattr(model, ours)
+        if layer is None:
+            continue
         state.update({f"{ours}.{name}": value for name, value in _layer_state(tensors, f"{theirs}.", layer).items()})
     for name in ("weight", "bias"):
         state[f"to_memory.{name}"] = _take(tensors, f"Ekv2E.{name}")
@@ -135,6 +136,25 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
         model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)
     model.eval().requires_grad_(False)
     return model
+
+
+def load_eagle(folder: Path, target: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Eagle:
+    """Load an EAGLE drafter that ``save_eagle`` wrote."""
+    raw = read_json(folder, "config.json")
+    _check_made_for(raw, target, folder)
+    config = EagleConfig.from_hf(raw, target)
+    model = _empty(lambda: Eagle(config), dtype, device)
+    tensors = read_tensors(folder)
+    _fill(model, tensors, folder)
+    if "draft_vocabulary" in tensors:
+        model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)
+    return model.eval().requires_grad_(False)
+
+
+def _check_made_for(raw: Mapping[str, Any], target: DecoderConfig, folder: Path) -> None:
+    for key, expected in (("hidden_size", target.hidden_size), ("num_hidden_layers", target.num_layers)):
+        if raw.get(key, expected) != expected:
+            raise CheckpointError(f"the drafter in {folder} was made for a target with {key}={raw[key]}, this one has {expected}")
 
 
 def optimize_for_inference(model: nn.Module) -> None:

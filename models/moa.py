@@ -16,7 +16,7 @@ from models.attention import full_attention, masked_attention
 from models.block import BlockHead
 from models.config import MoAConfig, RopeConfig
 from models.kv_cache import lsa_layout
-from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, rotate
+from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, keys_values, queries
 from models.llama import Llama, TargetActivations
 
 
@@ -41,7 +41,9 @@ class MoA(nn.Module):
         target = config.target
         heads, eps, kv_size = target.num_heads, target.rms_norm_eps, target.kv_size
         plain_rope = RopeConfig(theta=target.rope.theta)
-        self.lsa = DecoderLayer(kv_size, heads, config.lsa_num_kv_heads, kv_size // heads, config.lsa_intermediate_size, eps)
+        self.lsa: DecoderLayer | None = None
+        if config.reads_all_layers:
+            self.lsa = DecoderLayer(kv_size, heads, config.lsa_num_kv_heads, kv_size // heads, config.lsa_intermediate_size, eps)
         self.to_memory = Linear(kv_size, target.hidden_size, bias=True)
         self.sa = DecoderLayer(target.hidden_size, heads, config.sa_num_kv_heads, target.head_dim, config.sa_intermediate_size, eps)
         self.ca = DecoderLayer(target.hidden_size, heads, config.ca_num_kv_heads, target.head_dim, config.ca_intermediate_size, eps)
@@ -66,27 +68,29 @@ class MoA(nn.Module):
         """
         if self.reads_cache_layout:
             return
-        target, lsa = self.config.target, self.lsa
-        order = lsa_layout(
-            torch.arange(target.kv_size, device=lsa.qkv.weight.device), target.num_kv_heads, target.head_dim
-        ).argsort()
-        for norm in (lsa.input_norm, lsa.mlp_norm):
-            norm.reorder(order)
-        for reading in (lsa.qkv, lsa.mlp.gate_up, self.to_memory):
-            reading.weight.copy_(reading.weight[:, order])
-        for writing in (lsa.output, lsa.mlp.down):
-            writing.weight.copy_(writing.weight[order])
+        target, lsa, weight = self.config.target, self.lsa, self.to_memory.weight
+        order = lsa_layout(torch.arange(target.kv_size, device=weight.device), target.num_kv_heads, target.head_dim).argsort()
+        weight.copy_(weight[:, order])
+        if lsa is not None:
+            for norm in (lsa.input_norm, lsa.mlp_norm):
+                norm.reorder(order)
+            for reading in (lsa.qkv, lsa.mlp.gate_up):
+                reading.weight.copy_(reading.weight[:, order])
+            for writing in (lsa.output, lsa.mlp.down):
+                writing.weight.copy_(writing.weight[order])
         self.reads_cache_layout = True
 
     def memory(self, kv: Tensor) -> Tensor:
-        """Layer self-attention: keys and values of n verified tokens [n, L, E_kv] -> their memory [n, E].
+        """Layer self-attention (or, without it, the last layer): n verified tokens' keys and values [n, L, E_kv] -> memory [n, E].
 
         In ``lsa_layout``, or after ``read_cache_layout`` in a cache's.
         """
         n, layers, _ = kv.shape
-        rope = self._layer_rope(n, kv)
-        attend = attention_over_layers(n, self.lsa, kv.device)
-        out: Tensor = self.to_memory(self.lsa(kv.flatten(0, 1), rope, attend).view(n, layers, -1).mean(dim=1))
+        summary = kv[:, -1]
+        if self.lsa is not None:
+            rope, attend = self._layer_rope(n, kv), attention_over_layers(n, self.lsa, kv.device)
+            summary = self.lsa(kv.flatten(0, 1), rope, attend).view(n, layers, -1).mean(dim=1)
+        out: Tensor = self.to_memory(summary)
         return out
 
     def _layer_rope(self, n: int, like: Tensor) -> Rope:
@@ -103,21 +107,18 @@ class MoA(nn.Module):
 
     def cross_keys_values(self, memory: Tensor, rope: Rope) -> Tensor:
         """Memory [n, E] -> CA's rotated keys and its values [n, 2·n_kv·d]."""
-        return _keys_values(self.ca, memory, rope)
+        return keys_values(self.ca, memory, rope)
 
     def self_keys_values(self, embeddings: Tensor, rope: Rope) -> Tensor:
         """Token embeddings [n, E] -> SA's rotated keys and its values [n, 2·n_kv·d].
 
         SA is one layer over embeddings, so a token's keys and values depend on nothing but itself and its position.
         """
-        return _keys_values(self.sa, embeddings, rope)
+        return keys_values(self.sa, embeddings, rope)
 
     def cross_queries(self, x: Tensor, rope: Rope) -> Tensor:
         """SA's output [n, E] -> CA's rotated queries [n, h, d]."""
-        ca = self.ca
-        bias = ca.qkv.bias[: ca.q_size] if ca.qkv.bias is not None else None
-        queries: Tensor = nn.functional.linear(ca.input_norm(x), ca.qkv.weight[: ca.q_size], bias).unflatten(-1, (-1, ca.head_dim))
-        return rotate(queries, rope)
+        return queries(self.ca, x, rope)
 
     def forward(
         self,
@@ -188,11 +189,3 @@ def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device)
         return out.permute(0, 3, 2, 1, 4).reshape(count * length, heads * size)
 
     return attend
-
-
-def _keys_values(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
-    bias = layer.qkv.bias[layer.q_size :] if layer.qkv.bias is not None else None
-    kv = nn.functional.linear(layer.input_norm(x), layer.qkv.weight[layer.q_size :], bias)
-    heads = kv.unflatten(-1, (-1, layer.head_dim))
-    rotated = rotate(heads[:, : layer.num_kv_heads], rope)
-    return torch.cat((rotated, heads[:, layer.num_kv_heads :]), dim=1).flatten(1) if torch.compiler.is_compiling() else kv

@@ -10,6 +10,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
+from models.eagle import Eagle
 from models.layers import DecoderLayer
 from models.llama import Llama
 from models.loader import BLOCK, MOA_LAYERS, read_json, to_group_major
@@ -23,7 +24,8 @@ def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloa
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for ours, theirs in MOA_LAYERS.items():
-        tensors.update(_published_layer(getattr(drafter, ours), f"{theirs}."))
+        if (layer := getattr(drafter, ours)) is not None:
+            tensors.update(_published_layer(layer, f"{theirs}."))
     tensors["Ekv2E.weight"] = drafter.to_memory.weight
     if drafter.to_memory.bias is not None:
         tensors["Ekv2E.bias"] = drafter.to_memory.bias
@@ -49,6 +51,16 @@ def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloa
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+def save_eagle(drafter: Eagle, folder: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD) -> None:
+    """Write an EAGLE drafter under our own names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = dict(drafter.named_parameters())
+    if drafter.draft_vocabulary is not None:
+        tensors["draft_vocabulary"] = drafter.draft_vocabulary.to(torch.int32)
+    _save(tensors, folder, dtype, max_shard)
+    (folder / "config.json").write_text(json.dumps(drafter.config.to_hf(), indent=2) + "\n", encoding="utf-8")
+
+
 def save_target(
     target: Llama, folder: Path, base: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD
 ) -> None:
@@ -71,6 +83,7 @@ def save_target(
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "dtype": str(dtype).removeprefix("torch."),
     }
     (folder / "config.json").write_text(json.dumps({**read_json(base, "config.json"), **sizes}, indent=2) + "\n", encoding="utf-8")

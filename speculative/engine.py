@@ -51,6 +51,7 @@ class Engine:
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         self.scheduler = Scheduler(max_num_seqs, prefill_chunk)
         self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
+        self.taps = self.drafter.taps if self.drafter is not None else ()
         drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
         self.cache = target.new_cache(max_num_seqs, max(1 + largest_shape.nodes, drafting), info.max_model_len)
 
@@ -120,20 +121,20 @@ class Engine:
         if not batch:
             return []
         tree = self._draft(batch)
-        logits, best = self._verify(batch, tree)
+        logits, best, tapped = self._verify(batch, tree)
         accepted = self._accept(batch, tree, logits, best)
-        return self._commit(batch, tree, accepted)
+        return self._commit(batch, tree, accepted, tapped)
 
     def _prefill(self, chunk: PrefillChunk) -> None:
         sequence = chunk.sequence
         token_ids = self._tensor(sequence.tokens[chunk.start : chunk.end])
         plan = prefill_plan(self.cache, self.target.config.groups, sequence.slot, chunk.start, chunk.end)
-        self.target(token_ids, plan, self.cache)
+        _, tapped = self.target.forward_tapped(token_ids, plan, self.cache, self.taps)
         sequence.num_target_calls += 1
         sequence.num_computed = chunk.end
         if self.drafter is not None and sequence.speculative:
             slots = torch.full_like(token_ids, sequence.slot)
-            self.drafter.extend(VerifiedTokens(slots, plan.positions, token_ids), self.cache)
+            self.drafter.extend(VerifiedTokens(slots, plan.positions, token_ids, tapped), self.cache)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
         drafting = sum(sequence.speculative for sequence in batch)
@@ -142,19 +143,19 @@ class Engine:
             return DraftTree.empty(len(batch))
         return self.drafter.propose(batch, shape, self.cache)
 
-    def _verify(self, batch: list[Sequence], tree: DraftTree) -> tuple[Tensor, Tensor]:
-        """One target pass over all roots and nodes: logits [B, N+1, V] and the best token of each row [B, N+1]."""
+    def _verify(self, batch: list[Sequence], tree: DraftTree) -> tuple[Tensor, Tensor, Tensor | None]:
+        """One target pass over all roots and nodes: logits [B, N+1, V], each row's best token [B, N+1], what the drafter tapped."""
         roots = self._tensor([sequence.tokens[-1:] for sequence in batch])
         token_ids = torch.cat((roots, tree.tokens.to(roots)), dim=1)
         lengths = [sequence.num_computed for sequence in batch]
         plan = verify_plan(self.cache, self.target.config.groups, lengths, tree, self.compiled.get("layout"))
-        hidden = self.target(token_ids.flatten(), plan, self.cache)
+        hidden, tapped = self.target.forward_tapped(token_ids.flatten(), plan, self.cache, self.taps)
         if head := self.compiled.get("head"):
             logits, best = head([hidden])
         else:
             logits = self.target.logits(hidden)
             best = argmax(logits)
-        return logits.unflatten(0, token_ids.shape), best.view(token_ids.shape)
+        return logits.unflatten(0, token_ids.shape), best.view(token_ids.shape), tapped
 
     def _accept(self, batch: list[Sequence], tree: DraftTree, logits: Tensor, best: Tensor) -> list[Acceptance]:
         """The path that the target itself would have taken through each tree."""
@@ -173,9 +174,11 @@ class Engine:
             accepted.append(verify_tree(tokens[index][:size], parents[index][:size], target_choice, room))
         return accepted
 
-    def _commit(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance]) -> list[RequestOutput]:
+    def _commit(
+        self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None
+    ) -> list[RequestOutput]:
         """Keep the accepted paths' keys and values, tell the drafter, publish the text, free what has ended."""
-        self._keep_paths(batch, tree, accepted)
+        self._keep_paths(batch, tree, accepted, tapped)
         outputs = []
         for sequence, acceptance, drafted in zip(batch, accepted, tree.sizes, strict=True):
             sequence.num_computed += len(acceptance.tokens)
@@ -185,13 +188,14 @@ class Engine:
                 self._release(sequence)
         return outputs
 
-    def _keep_paths(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance]) -> None:
+    def _keep_paths(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None) -> None:
         """Move accepted rows from scratch to their place in the text and let the drafter see them."""
         # Per row: slot, position, token, and where it stands in the cache now and from now on.
         kept: list[tuple[int, int, int, int, int]] = []
         drafter_sees: list[int] = []
+        verified_rows: list[int] = []
         scratch = self.cache.scratch
-        for sequence, acceptance in zip(batch, accepted, strict=True):
+        for index, (sequence, acceptance) in enumerate(zip(batch, accepted, strict=True)):
             if sequence.speculative:
                 drafter_sees.extend(range(len(kept), len(kept) + len(acceptance.tokens)))
             tokens = (sequence.tokens[-1], *acceptance.tokens)
@@ -199,6 +203,7 @@ class Engine:
                 slot, position = sequence.slot, sequence.num_computed + depth
                 drafted, final = self.cache.flat_row(slot, row - scratch), self.cache.flat_row(slot, position)
                 kept.append((slot, position, tokens[depth], drafted, final))
+                verified_rows.append(index * tree.num_rows + row)
         if tree.num_rows == 1 and not drafter_sees:
             return
         # One tensor instead of five: making one costs more than its few numbers.
@@ -206,11 +211,11 @@ class Engine:
         if tree.num_rows > 1:
             self.cache.move_rows(drafted_rows, final_rows)
         if self.drafter is not None and drafter_sees:
-            verified = VerifiedTokens(slots, positions, token_ids)
-            if len(drafter_sees) < len(kept):
-                seen = self._tensor(drafter_sees)
-                verified = VerifiedTokens(slots[seen], positions[seen], token_ids[seen])
-            self.drafter.extend(verified, self.cache)
+            tapped = None if tapped is None else tapped.index_select(0, self._tensor(verified_rows))
+            verified = VerifiedTokens(slots, positions, token_ids, tapped)
+            self.drafter.extend(
+                verified if len(drafter_sees) == len(kept) else verified.only(self._tensor(drafter_sees)), self.cache
+            )
 
     def _finish(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
         self._release(sequence)

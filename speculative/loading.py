@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from models.compiled import unsupported
+from models.config import ARCHITECTURES, is_moa
+from models.eagle import ARCHITECTURE as EAGLE
 from models.errors import CheckpointError
 from models.llama import Llama
 from models.loader import BUNDLED as BUNDLED_FOLDERS
-from models.loader import eos_token_ids, load_drafter, load_target, optimize_for_inference, read_json, resolve
+from models.loader import eos_token_ids, load_drafter, load_eagle, load_target, optimize_for_inference, read_json, resolve
 from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.drafters.base import Drafter
+from speculative.drafters.eagle import EagleDrafter
+from speculative.drafters.independent import IndependentDrafter
 from speculative.drafters.lookup import LookupDrafter, behind_lookup
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.ngram import NgramDrafter
+from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape, FixedPolicy
@@ -42,7 +48,7 @@ def _load(config: EngineConfig) -> Engine:
     else:
         optimize_for_inference(engine.target)
     drafter = behind_lookup(engine.drafter)
-    if isinstance(drafter, MoADrafter) and not drafter.compiled:
+    if isinstance(drafter, TreeDrafter) and not drafter.compiled:
         drafter.pack()
     return engine
 
@@ -128,15 +134,35 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
         return None, "none"
     if choice == "ngram":
         return lambda slots, length: NgramDrafter(), "ngram"
+    folder = resolve(choice)
+    raw = read_json(folder, "config.json")
+    architecture = (raw.get("architectures") or [""])[0]
     # Draft levels have a handful of rows: on a CPU, uncompiled float32 products of that size take half the time of bfloat16 ones.
-    dtype = target.dtype if target.device.type != "cpu" or _compiles(config, target) else torch.float32
-    moa = load_drafter(choice, target.config, dtype=dtype, device=target.device)
+    small = target.dtype if target.device.type != "cpu" else torch.float32
+    if architecture == EAGLE:
+        eagle = load_eagle(folder, target.config, dtype=small, device=target.device)
+        if any(tap < target.config.num_layers for tap in eagle.config.taps) and _compiles(config, target):
+            raise EngineLoadError("this drafter reads inner layers of the target, which a compiled one hides: add --compile off")
+        return lambda slots, length: _behind_lookup(EagleDrafter(eagle, target, slots, length, shape), config), "eagle"
+    if architecture in ARCHITECTURES and not is_moa(raw):
+        model = _independent(folder, target, small)
+        return lambda slots, length: _behind_lookup(IndependentDrafter(model, slots, length, shape), config), "independent"
+    moa = load_drafter(folder, target.config, dtype=target.dtype if _compiles(config, target) else small, device=target.device)
+    return lambda slots, length: _behind_lookup(MoADrafter(moa, target, slots, length, shape), config), "moa"
 
-    def make(slots: int, length: int) -> Drafter:
-        drafter = MoADrafter(moa, target, slots, length, shape)
-        return LookupDrafter(drafter, config.draft_lookup) if config.draft_lookup else drafter
 
-    return make, "moa"
+def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:
+    model, _ = load_target(folder, dtype=dtype, device=target.device)
+    if model.config.vocab_size != target.config.vocab_size:
+        raise EngineLoadError(
+            f"--drafter {folder} has {model.config.vocab_size} tokens and the model {target.config.vocab_size}: a drafter must "
+            "share its target's tokenizer"
+        )
+    return model
+
+
+def _behind_lookup(drafter: Drafter, config: EngineConfig) -> Drafter:
+    return LookupDrafter(drafter, config.draft_lookup) if config.draft_lookup else drafter
 
 
 def _default_sampling(generation: dict[str, Any]) -> dict[str, Any]:

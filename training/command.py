@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 import typer
 
 from training import options
 from training.options import LOSS, RUN, SIZES, PrecisionName, ScheduleName
+
+
+class MethodName(str, Enum):
+    """Kinds of drafters."""
+
+    moa = "moa"
+    eagle2 = "eagle2"
+    eagle3 = "eagle3"
+    independent = "independent"
 
 
 def train_command(
@@ -19,6 +29,13 @@ def train_command(
     max_steps: options.MaxSteps = None,
     max_minutes: options.MaxMinutes = None,
     resume: options.Resume = False,
+    method: Annotated[
+        MethodName,
+        typer.Option(
+            help="What kind of drafter: moa, or one to compare it with (eagle2, eagle3, a small independent language model).",
+            rich_help_panel=RUN,
+        ),
+    ] = MethodName.moa,
     init_from: Annotated[
         str | None,
         typer.Option(
@@ -76,6 +93,33 @@ def train_command(
     draft_block_mlp: Annotated[
         int | None, typer.Option(help="Units of that small network. (default: the target's hidden size)", rich_help_panel=SIZES)
     ] = None,
+    without_lsa: Annotated[
+        bool,
+        typer.Option("--without-lsa", help="For ablations: memory is the last layer's keys and values.", rich_help_panel=SIZES),
+    ] = False,
+    without_ca: Annotated[
+        bool, typer.Option("--without-ca", help="For ablations: the newest memory instead of all.", rich_help_panel=SIZES)
+    ] = False,
+    draft_kv_heads: Annotated[
+        int | None,
+        typer.Option(help="eagle2, eagle3, independent: KV heads. (default: the target's)", rich_help_panel=SIZES),
+    ] = None,
+    draft_mlp: Annotated[
+        int | None,
+        typer.Option(
+            help="eagle2, eagle3, independent: width of MLPs. (default: the target's; independent: 3 × hidden)",
+            rich_help_panel=SIZES,
+        ),
+    ] = None,
+    draft_layers: Annotated[
+        int | None, typer.Option(help="independent: layers. (default: a quarter of the target's)", rich_help_panel=SIZES)
+    ] = None,
+    draft_hidden: Annotated[
+        int | None,
+        typer.Option(
+            help="independent: width, a multiple of the target's head size. (default: half the target's)", rich_help_panel=SIZES
+        ),
+    ] = None,
     draft_vocabulary: Annotated[
         int | None,
         typer.Option(
@@ -110,6 +154,12 @@ def train_command(
             rich_help_panel=LOSS,
         ),
     ] = 0.5,
+    feature_noise: Annotated[
+        float, typer.Option(help="eagle2: features get noise of up to this, either way (EAGLE: 0.1).", rich_help_panel=LOSS)
+    ] = 0.1,
+    unroll: Annotated[
+        int, typer.Option(help="eagle3: draft steps on its own outputs, the first included.", rich_help_panel=LOSS)
+    ] = 5,
     lr: options.LearningRate = 3e-5,
     warmup: options.Warmup = 50,
     schedule: options.Schedule = ScheduleName.constant,

@@ -14,6 +14,7 @@ from training.errors import ConfigError
 
 Schedule = Literal["constant", "cosine", "linear"]
 Precision = Literal["bfloat16", "float32"]
+Method = Literal["moa", "eagle2", "eagle3", "independent"]
 
 LIMITS_AND_PLACES = frozenset(
     [
@@ -135,6 +136,7 @@ class TrainConfig(RunConfig):
     """
 
     target: str
+    method: Method = "moa"
     init_from: str | None = None
     regenerate: int | None = None
     regenerate_temperature: float = 0.0
@@ -148,6 +150,12 @@ class TrainConfig(RunConfig):
     layers_inferred: int = 0
     draft_block: int | None = None
     draft_block_mlp: int | None = None
+    without_lsa: bool = False
+    without_ca: bool = False
+    draft_kv_heads: int | None = None
+    draft_mlp: int | None = None
+    draft_layers: int | None = None
+    draft_hidden: int | None = None
 
     draft_vocabulary: int | None = None
 
@@ -157,14 +165,30 @@ class TrainConfig(RunConfig):
     min_interval: int = 6
     max_interval: int = 14
     staircase_until: float = 0.5
+    feature_noise: float = 0.1
+    unroll: int = 5
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         RunConfig.__post_init__(self)
         _check_positive(
-            self, "min_interval", "target_temperature", "draft_vocabulary", "draft_block", "draft_block_mlp", "regenerate"
+            self,
+            "min_interval",
+            "target_temperature",
+            "draft_vocabulary",
+            "draft_block",
+            "draft_block_mlp",
+            "draft_kv_heads",
+            "draft_mlp",
+            "draft_layers",
+            "draft_hidden",
+            "unroll",
+            "regenerate",
         )
-        _check_not_negative(self, "kl_weight", "feature_weight", "staircase_until", "layers_inferred", "regenerate_temperature")
+        _check_not_negative(
+            self, "kl_weight", "feature_weight", "staircase_until", "layers_inferred", "regenerate_temperature", "feature_noise"
+        )
+        self._check_method()
         if self.kl_weight == self.feature_weight == 0:
             raise ConfigError("kl_weight and feature_weight are both 0: nothing would be learnt")
         if not 2 <= self.min_interval <= self.max_interval:
@@ -176,6 +200,21 @@ class TrainConfig(RunConfig):
             )
         if self.draft_block is None and self.draft_block_mlp is not None:
             raise ConfigError("--draft-block-mlp needs --draft-block")
+
+    def _check_method(self) -> None:
+        """Every method has sizes of its own."""
+        eagle = ("draft_kv_heads", "draft_mlp")
+        own = {"moa": (), "eagle2": eagle, "eagle3": eagle, "independent": (*eagle, "draft_layers", "draft_hidden")}[self.method]
+        moa = ("lsa_kv_heads", "lsa_mlp", "sa_kv_heads", "sa_mlp", "ca_kv_heads", "ca_mlp", "draft_block", "draft_block_mlp")
+        refused = ("draft_kv_heads", "draft_mlp", "draft_layers", "draft_hidden", *(moa if self.method != "moa" else ()))
+        for name in refused:
+            if name not in own and getattr(self, name) is not None:
+                raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
+        for name in ("layers_inferred", "without_lsa", "without_ca") if self.method != "moa" else ():
+            if getattr(self, name):
+                raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
+        if self.method == "independent" and self.draft_vocabulary is not None:
+            raise ConfigError("--draft-vocabulary is no option of --method independent: its own LM head knows all tokens")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -190,6 +229,8 @@ class TrainConfig(RunConfig):
             "target_layer_inference": self.layers_inferred,
             "draft_block_size": self.draft_block,
             "draft_block_intermediate_size": self.draft_block_mlp,
+            "reads_all_layers": False if self.without_lsa else None,
+            "attends_to_all_memory": False if self.without_ca else None,
         }
         return {name: value for name, value in given.items() if value is not None}
 

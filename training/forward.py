@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention import full_attention, masked_attention
+from models.attention import masked_attention
 from models.block import BlockHead
-from models.layers import DecoderLayer, Rope, rotate
+from models.layers import Rope, queries
 from models.llama import Llama, TargetActivations
 from models.moa import MoA, attention_over_layers
 from training.masks import draft_depths, last_boundaries
+from training.rows import Padded
 
 CPU_CHUNK = 256
 """Tokens whose layers LSA reads at a time on a CPU; measured, 128 to 512 are alike, all at once is a third slower."""
@@ -60,7 +61,7 @@ class DraftForward(nn.Module):
         inferred = moa.config.target_layer_inference
         # The borrowed layers of later positions read what was predicted for every drafted one.
         computed = wanted | ~boundaries if inferred else wanted
-        padded = _Padded(computed)
+        padded = Padded(computed)
         memory = self.memory(truth.kv.flatten(0, 1))
         predicted = self._cross_attend(target, token_ids, memory, sa_mask, ca_mask, boundaries, padded)
         if not inferred:
@@ -73,6 +74,8 @@ class DraftForward(nn.Module):
     def memory(self, kv: Tensor) -> Tensor:
         """Layer self-attention of n tokens: [n, L, E_kv] -> [n, E]."""
         moa = self.moa
+        if moa.lsa is None:
+            return moa.memory(kv)
         count, layers, _ = kv.shape
         size = min(count, CPU_CHUNK if kv.device.type == "cpu" else GPU_CHUNK)
         moa.layer_rotary.reserve(layers, kv)
@@ -83,6 +86,7 @@ class DraftForward(nn.Module):
 
     def _lsa(self, kv: Tensor, rope: Rope) -> Tensor:
         moa = self.moa
+        assert moa.lsa is not None
         count, layers, _ = kv.shape
         out: Tensor = moa.lsa(kv.flatten(0, 1), rope, attention_over_layers(count, moa.lsa, kv.device))
         memory: Tensor = moa.to_memory(out.view(count, layers, -1).mean(dim=1))
@@ -96,7 +100,7 @@ class DraftForward(nn.Module):
         sa_mask: Tensor,
         ca_mask: Tensor,
         boundaries: Tensor,
-        padded: _Padded,
+        padded: Padded,
     ) -> Tensor:
         """SA and CA at the wanted positions, and the head of a block drafter: [R, E]."""
         moa = self.moa
@@ -118,9 +122,9 @@ class DraftForward(nn.Module):
             drafted = padded.fill(moa.self_keys_values(inputs, own_rope))
             together = (block_of.unsqueeze(2) == block_of.unsqueeze(1)).tril()
             texts, seen = torch.cat((texts, drafted), dim=1), torch.cat((seen & remembered, together), dim=2)
-        hidden = moa.sa.finish(inputs, padded.attend(_queries(moa.sa, inputs, own_rope), texts, seen))
+        hidden = moa.sa.finish(inputs, padded.attend(queries(moa.sa, inputs, own_rope), texts, seen))
         memories = moa.cross_keys_values(memory, rope).unflatten(0, (batch, length))
-        out = moa.ca.finish(hidden, padded.attend(_queries(moa.ca, hidden, own_rope), memories, remembered))
+        out = moa.ca.finish(hidden, padded.attend(queries(moa.ca, hidden, own_rope), memories, remembered))
         return out if moa.block is None else _block_states(moa.block, out, own, depths)
 
     def _through_borrowed(
@@ -142,34 +146,6 @@ class DraftForward(nn.Module):
         return out
 
 
-class _Padded:
-    """Wanted ``rows`` [R] of a batch as [B, most]: sequences want different numbers, so all are filled up to the largest."""
-
-    def __init__(self, wanted: Tensor) -> None:
-        self.batch, self.length = wanted.shape
-        self.rows = rows = wanted.flatten().nonzero().squeeze(1)
-        self.most = max(1, int(wanted.sum(dim=1).max()))
-        starts = torch.arange(self.batch, device=rows.device).unsqueeze(1) * self.most
-        self.slots = (starts + wanted.cumsum(dim=1) - 1).flatten().index_select(0, rows)
-        self.positions = self.fill(rows % self.length)
-
-    def fill(self, x: Tensor) -> Tensor:
-        """x [R, …] -> [B, most, …], zero where nothing is wanted."""
-        filled = x.new_zeros(self.batch * self.most, *x.shape[1:]).index_copy(0, self.slots, x)
-        return filled.view(self.batch, self.most, *x.shape[1:])
-
-    def mask_rows(self, mask: Tensor) -> Tensor:
-        """The wanted rows of a mask [B or 1, 1, S, S] -> [B, most, S]."""
-        whole = mask.expand(self.batch, 1, self.length, self.length).squeeze(1)
-        return whole.gather(1, self.positions.unsqueeze(2).expand(-1, -1, self.length))
-
-    def attend(self, queries: Tensor, keys_values: Tensor, seen: Tensor) -> Tensor:
-        """Queries [R, h, d] over keys and values [B, K, 2·n_kv·d] as far as ``seen`` [B, most, K] -> [R, h·d]."""
-        keys, values = keys_values.unflatten(2, (2, -1, queries.shape[-1])).unbind(2)
-        out = full_attention(self.fill(queries), keys, values, seen.unsqueeze(1))
-        return out.flatten(0, 1).index_select(0, self.slots)
-
-
 def _block_inputs(block: BlockHead, own: Tensor, depths: Tensor) -> Tensor:
     """What enters SA at wanted rows [R, E]: a root's own embedding, further on stand-ins."""
     return torch.where((depths == 0).unsqueeze(1), own, block.stand_ins.index_select(0, (depths - 1).clamp(min=0)).to(own.dtype))
@@ -179,19 +155,13 @@ def _block_states(block: BlockHead, features: Tensor, own: Tensor, depths: Tenso
     """The head over the blocks, whose rows follow one another: features and own embeddings [R, E] -> states [R, E]."""
     at = (depths == 0).nonzero().squeeze(1)
     states, order = [features.index_select(0, at)], [at]
+    contributions = block.of_tokens(own) + block.of_positions(features)
     place = torch.zeros_like(depths)
     # One step even where no block is that long: processes that train together must all use all weights.
     for depth in range(1, max(2, int(depths.max()) + 1 if len(depths) else 0)):
         place[at] = torch.arange(len(at), device=at.device)
         at = (depths == depth).nonzero().squeeze(1)
         parents = states[-1].index_select(0, place[at - 1])
-        states.append(block.step(parents, own.index_select(0, at), features.index_select(0, at)))
+        states.append(block.step(parents, contributions.index_select(0, at), features.index_select(0, at)))
         order.append(at)
     return torch.cat(states).index_select(0, torch.cat(order).argsort())
-
-
-def _queries(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
-    """Rows [R, E] -> a layer's rotated queries [R, h, d]."""
-    bias = layer.qkv.bias[: layer.q_size] if layer.qkv.bias is not None else None
-    queries: Tensor = F.linear(layer.input_norm(x), layer.qkv.weight[: layer.q_size], bias)
-    return rotate(queries.unflatten(-1, (-1, layer.head_dim)), rope)

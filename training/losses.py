@@ -56,12 +56,12 @@ def draft_loss(
     """
     features, hidden = draft.feature, _rows(truth.hidden, rows)
     kl = cross_entropy(head, features, distribution(head, hidden, temperature), agreement=agreement)
-    parts = {"kl": kl.mean, "feature": _smooth_l1(features, hidden)}
+    parts = {"kl": kl.mean, "feature": smooth_l1(features, hidden)}
     smooth = parts["feature"]
     if draft.predicted_input is not None:
         if truth.layer_input is None:
             raise ValueError("a drafter with borrowed layers needs activations encoded with layer_input")
-        parts["predicted"] = _smooth_l1(draft.predicted_input, _rows(truth.layer_input, rows))
+        parts["predicted"] = smooth_l1(draft.predicted_input, _rows(truth.layer_input, rows))
         smooth = (smooth + parts["predicted"]) / 2
     parts["loss"] = kl_weight * kl.mean + feature_weight * smooth
     count = len(features)
@@ -69,7 +69,7 @@ def draft_loss(
     return Loss(parts["loss"], means, kl.correct if agreement else None)
 
 
-def _smooth_l1(ours: Tensor, theirs: Tensor) -> Tensor:
+def smooth_l1(ours: Tensor, theirs: Tensor) -> Tensor:
     """Mean over all elements, 0 when there are none."""
     return F.smooth_l1_loss(ours.float(), theirs.float(), reduction="sum") / max(ours.numel(), 1)
 

@@ -47,10 +47,10 @@ def draft_depths(boundaries: Tensor) -> Tensor:
     return positions - last_boundaries(boundaries) - 1
 
 
-def cross_attention_mask(boundaries: Tensor) -> Tensor:
-    """T-step bounded mask [B, 1, S, S]: position i sees memory j ≤ b(i)."""
-    positions = torch.arange(boundaries.shape[1], device=boundaries.device)
-    return (positions <= last_boundaries(boundaries).unsqueeze(-1)).unsqueeze(1)
+def cross_attention_mask(boundaries: Tensor, *, newest_only: bool = False) -> Tensor:
+    """T-step bounded mask [B, 1, S, S]: position i sees memory j ≤ b(i), or j = b(i) alone."""
+    positions, last = torch.arange(boundaries.shape[1], device=boundaries.device), last_boundaries(boundaries).unsqueeze(-1)
+    return (positions == last if newest_only else positions <= last).unsqueeze(1)
 
 
 def self_attention_mask(boundaries: Tensor, staircase: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from models.block import BlockHead
-from models.layers import MLP
+from models.layers import MLP, Linear
 from models.moa import MoA
 from training.errors import ConfigError
 
@@ -53,13 +53,21 @@ def resized(moa: MoA, sizes: Mapping[str, int]) -> MoA:
 def _refit(source: nn.Module, target: nn.Module) -> None:
     """Copy the units whose weights have the largest products of norms, as many as there is room for."""
     assert isinstance(source, MLP | BlockHead) and isinstance(target, MLP | BlockHead)
-    strength = source.gate_up.weight.norm(dim=1).view(2, -1).prod(dim=0) * source.down.weight.norm(dim=0)
+    inputs = _inputs(source)
+    both = torch.cat([x.weight for x in inputs], dim=1)
+    strength = both.norm(dim=1).view(2, -1).prod(dim=0) * source.down.weight.norm(dim=0)
     units = strength.topk(min(len(strength), target.intermediate_size)).indices.sort().values
     places = torch.arange(len(units), device=units.device)
     target.down.weight.zero_()
     target.down.weight[:, places] = source.down.weight[:, units]
     for half in range(2):
         rows, kept = places + half * target.intermediate_size, units + half * source.intermediate_size
-        target.gate_up.weight[rows] = source.gate_up.weight[kept]
-        if target.gate_up.bias is not None and source.gate_up.bias is not None:
-            target.gate_up.bias[rows] = source.gate_up.bias[kept]
+        for old, new in zip(inputs, _inputs(target), strict=True):
+            new.weight[rows] = old.weight[kept]
+            if new.bias is not None and old.bias is not None:
+                new.bias[rows] = old.bias[kept]
+
+
+def _inputs(mlp: MLP | BlockHead) -> list[Linear]:
+    """What leads to the units: gates, then what they let through."""
+    return [mlp.gate_up] if isinstance(mlp, MLP) else [mlp.from_state, mlp.from_token, mlp.from_feature]

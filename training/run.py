@@ -13,14 +13,18 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerBase
 
 from models.config import DecoderConfig, MoAConfig
+from models.eagle import Eagle, EagleConfig
 from models.llama import Llama
-from models.loader import eos_token_ids, load_drafter, load_target, resolve
+from models.loader import eos_token_ids, load_drafter, load_eagle, load_target, resolve
 from models.moa import MoA
 from training.config import PretrainConfig, RunConfig, TrainConfig
 from training.data import Corpus, load_corpus
 from training.errors import ConfigError, DataError
 from training.regenerate import Writing, regenerated
 from training.resizing import resized
+from training.tasks.base import Task
+from training.tasks.eagle import EagleTask
+from training.tasks.independent import IndependentTask
 from training.tasks.moa import MoATask
 from training.tasks.target import TargetTask
 from training.trainer import Trainer
@@ -57,16 +61,61 @@ def prepare(config: TrainConfig) -> Trainer:
         writing = Writing(eos_token_ids(folder), config.max_length, temperature=config.regenerate_temperature, seed=config.seed)
         corpus = regenerated(corpus, config.regenerate, target, writing, config.cache, accelerator)
     set_seed(config.seed)
+    return _ready(Trainer(config, accelerator, _drafting(config, target, corpus, valid)))
+
+
+def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus | None) -> Task:
+    """A drafter by the configured method, new or from an earlier one, and how it is trained."""
+    vocabulary = torch.from_numpy(corpus.frequent_response_tokens(config.draft_vocabulary)) if config.draft_vocabulary else None
+    if config.method == "independent":
+        model = _independent(config, target)
+        return IndependentTask(config, target, model, resolve(config.target), corpus, valid)
+    if config.method == "moa":
+        moa = _moa(config, target)
+        moa.draft_vocabulary = vocabulary if vocabulary is not None else moa.draft_vocabulary
+        return MoATask(config, target, moa, corpus, valid)
+    eagle = _eagle(config, target)
+    eagle.draft_vocabulary = vocabulary if vocabulary is not None else eagle.draft_vocabulary
+    return EagleTask(config, target, eagle, corpus, valid)
+
+
+def _moa(config: TrainConfig, target: Llama) -> MoA:
+    if config.init_from is None:
+        return MoA(MoAConfig.from_target(target.config, **config.sizes)).to(target.device)
+    trained = load_drafter(config.init_from, target.config, dtype=torch.float32, device=target.device)
+    # N = 0 is also what the command says when nothing was asked for.
+    sizes = {name: size for name, size in config.sizes.items() if size or isinstance(size, bool)}
+    return resized(trained, sizes).requires_grad_(True)
+
+
+def _eagle(config: TrainConfig, target: Llama) -> Eagle:
+    generation, sizes = int(config.method[-1]), target.config
     if config.init_from is not None:
-        trained = load_drafter(config.init_from, target.config, dtype=torch.float32, device=accelerator.device)
-        # N = 0 is also what the command says when nothing was asked for.
-        sizes = {name: size for name, size in config.sizes.items() if size}
-        drafter = resized(trained, sizes).requires_grad_(True)
-    else:
-        drafter = MoA(MoAConfig.from_target(target.config, **config.sizes)).to(accelerator.device)
-    if config.draft_vocabulary is not None:
-        drafter.draft_vocabulary = torch.from_numpy(corpus.frequent_response_tokens(config.draft_vocabulary))
-    return _ready(Trainer(config, accelerator, MoATask(config, target, drafter, corpus, valid)))
+        trained = load_eagle(resolve(config.init_from), sizes, dtype=torch.float32, device=target.device)
+        if trained.config.generation != generation:
+            raise ConfigError(f"--init-from is an EAGLE-{trained.config.generation}, --method is {config.method}")
+        return trained.requires_grad_(True)
+    heads = config.draft_kv_heads or sizes.num_kv_heads
+    return Eagle(EagleConfig(sizes, generation, heads, config.draft_mlp or sizes.intermediate_size)).to(target.device)
+
+
+def _independent(config: TrainConfig, target: Llama) -> Llama:
+    """By default a quarter of the target's layers at half its width."""
+    if config.init_from is not None:
+        model, _ = load_target(config.init_from, dtype=torch.float32, device=target.device)
+        return model.requires_grad_(True)
+    head_dim, whole = target.config.head_dim, target.config
+    hidden = config.draft_hidden or max(1, whole.hidden_size // head_dim // 2) * head_dim
+    heads = hidden // head_dim
+    sizes = {
+        "hidden_size": hidden,
+        "num_layers": config.draft_layers or max(1, whole.num_layers // 4),
+        "num_heads": heads,
+        "num_kv_heads": config.draft_kv_heads or (whole.num_kv_heads if heads % whole.num_kv_heads == 0 else heads),
+        "intermediate_size": config.draft_mlp or 3 * hidden,
+    }
+    # Tied, whatever the target does: in a small model embeddings are most of the weights.
+    return fresh_target(dataclasses.replace(whole, tie_word_embeddings=True), sizes).to(target.device)
 
 
 def prepare_target(config: PretrainConfig) -> Trainer:

@@ -15,20 +15,31 @@ from speculative.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class VerifiedTokens:
-    """Tokens that the target has just run, whose keys and values stand in its cache; all [n], sequences mixed."""
+    """Tokens that the target has just run, whose keys and values stand in its cache; all [n], sequences mixed.
+
+    ``tapped`` [n, taps·E] are the outputs of the layers that the drafter has asked for with ``taps``; None for none.
+    """
 
     slots: Tensor
     positions: Tensor
     token_ids: Tensor
+    tapped: Tensor | None = None
+
+    def only(self, rows: Tensor) -> VerifiedTokens:
+        """Some of them."""
+        tapped = None if self.tapped is None else self.tapped[rows]
+        return VerifiedTokens(self.slots[rows], self.positions[rows], self.token_ids[rows], tapped)
 
 
 class Drafter(Protocol):
     """Proposes a tree for every decoding sequence.
 
-    Sequences hold consecutive slots from 0. A drafter never sees whether its drafts were right; it learns of verified tokens.
+    Sequences hold consecutive slots from 0. A drafter never sees whether its drafts were right; it learns of verified tokens, and
+    of the outputs of the target's layers numbered ``taps`` (see ``Llama.forward_tapped``).
     """
 
     name: str
+    taps: tuple[int, ...]
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Take note of newly verified tokens."""

@@ -12,8 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from speculative.sampling import gumbel_noise, noise_keys, noise_stream
+from speculative.sampling import gumbel_noise, noise_keys, noise_stream, top_tokens
 from speculative.sequence import Sequence
+
+CANDIDATES = 32
+"""Drafter tokens per node that get noise when sampling; the rest are too unlikely to win."""
 
 _PER_LEVEL = 1e-3
 """What a level costs beyond its tokens' log-probabilities, so that a node never ties with its parent."""
@@ -88,6 +91,20 @@ class Level(NamedTuple):
     place: Place
     temperature: Tensor
     sampling: Sampling | None
+
+
+def candidates(level: Level, logits: Tensor, draft_vocabulary: Tensor | None, breadth: int) -> tuple[Tensor, Tensor]:
+    """The frontier's logits [B, w, V] -> log-probabilities and token ids of each node's ``breadth`` likeliest [B, w, breadth].
+
+    ``draft_vocabulary`` [V] are the ids that logits stand for, None if they are their own.
+    """
+    text, temperature, sampling = level.text, level.temperature, level.sampling
+    best, ids = top_tokens(logits, breadth if sampling is None else max(breadth, CANDIDATES))
+    if draft_vocabulary is not None:
+        ids = draft_vocabulary[ids]
+    if sampling is None:
+        return best / temperature - (logits / temperature).logsumexp(-1, keepdim=True), ids
+    return perturb(best, ids, text.lengths + level.place.depth + 1, sampling, temperature, breadth)
 
 
 def perturb(

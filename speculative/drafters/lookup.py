@@ -56,7 +56,7 @@ class LookupDrafter:
     """
 
     def __init__(self, other: Drafter, order: int) -> None:
-        self.other, self.order, self.name = other, order, other.name
+        self.other, self.order, self.name, self.taps = other, order, other.name, other.taps
         self._texts: dict[str, _Text] = {}
         self._expected: dict[int, float] = {}
 

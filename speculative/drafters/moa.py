@@ -11,25 +11,22 @@ import torch
 from torch import Tensor
 
 from models.kv_cache import KVCache
-from models.llama import CompiledGraph, Llama
+from models.llama import Llama
 from models.loader import optimize_for_inference
 from models.moa import MoA
-from models.plans import counting, span_of
 from speculative.batch import borrowed_plan
 from speculative.drafters.base import VerifiedTokens
-from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
+from speculative.drafters.growth import Candidates, Frontier, Level
 from speculative.drafters.moa_network import MoANetwork
+from speculative.drafters.tree_drafter import TreeDrafter, root_mask
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
-from speculative.sequence import Sequence
-from speculative.tree import DraftTree
 
 
-class MoADrafter:
-    """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
+class MoADrafter(TreeDrafter):
+    """Trees by a Mixture-of-Attentions drafter.
 
     ``moa`` is made ready for serving and is of no use for training afterwards.
-    ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``.
     """
 
     name = "moa"
@@ -39,7 +36,8 @@ class MoADrafter:
         moa.read_cache_layout()
         if target.device.type == "cpu" and target.dtype == torch.bfloat16:
             # LSA has a row per layer of every token: enough for bfloat16 products, and the target's cache is read as it is.
-            moa.lsa.to(torch.bfloat16)
+            if moa.lsa is not None:
+                moa.lsa.to(torch.bfloat16)
             moa.to_memory.to(torch.bfloat16)
         self.network = MoANetwork(moa, target)
         self.borrowed = moa.config.target_layer_inference
@@ -55,8 +53,8 @@ class MoADrafter:
         self.sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
         self.ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
         moa.rotary.reserve(length + self.scratch, moa.sa.qkv.weight)
-        moa.layer_rotary.reserve(config.target.num_layers, moa.lsa.qkv.weight)
-        self.compiled: dict[str, CompiledGraph] = {}
+        moa.layer_rotary.reserve(config.target.num_layers, moa.to_memory.weight)
+        super().__init__(device, self.sa_cache)
 
     def pack(self) -> None:
         """Prepare the network's weights for inference without compiled graphs."""
@@ -67,9 +65,6 @@ class MoADrafter:
     def target_scratch_rows(self, shape: DraftShape) -> int:
         """Borrowed layers keep the keys and values of drafted nodes in the target's scratch rows."""
         return 1 + shape.depth * shape.breadth if self.borrowed else 0
-
-    def forget(self, sequence: Sequence) -> None:
-        """Nothing to do: what the slot holds will be written anew before it is read."""
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Move memory and SA's state."""
@@ -87,65 +82,47 @@ class MoADrafter:
         rows = (self.sa_cache.flat_rows(slots, positions), self.ca_cache.flat_rows(slots, positions))
         self.network.remember(token_ids, positions, kv, self.sa_cache, self.ca_cache, rows)
 
-    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
-        """Draft level by level; see DESIGN: nodes are ranked by the perturbed drafter's probability."""
-        device = self.target.device
-        longest = max(sequence.num_computed for sequence in sequences)
-        lengths = torch.tensor([sequence.num_computed for sequence in sequences], device=device)
-        text = Text(lengths, counting(span_of(self.sa_cache, longest), device))
-        sampling = Sampling.of(sequences, device)
-        roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
-        temperature = _number(shape.temperature, device)
-        grown, frontier = self._planted(roots)
-        row = 0
-        for depth in range(shape.depth):
-            level = Level(frontier, grown, text, _place(depth, row, device), temperature, sampling)
-            row += frontier.tokens.shape[1]
-            if depth == 0:
-                features, grown, frontier, reach = self._open(level, shape.breadth, target_cache)
-            else:
-                grown, frontier, reach = self._expand(level, features, shape.breadth, target_cache)
-            if float(reach) < shape.min_reach:
-                break
-        return self._tree(grown, sequences, shape.nodes)
-
-    def _planted(self, roots: Tensor) -> tuple[Candidates, Frontier]:
-        """Trees of roots [B, 1] alone."""
-        scores, numbers = _blank(len(roots), roots.device)
+    def inherited(self, lengths: Tensor) -> Tensor:
+        """In a block no state; else the mask of the scratch row that is the root's own."""
+        batch, dtype = len(lengths), self.network.dtype
         if self.network.moa.block is None:
-            inherited = _root_mask(len(roots), self.scratch, self.network.dtype, roots.device)
-        else:
-            inherited = _no_state(len(roots), self.target.config.hidden_size, self.network.dtype, roots.device)
-        return Candidates(scores, roots, numbers), Frontier(roots, scores, numbers, inherited)
+            return root_mask(batch, self.scratch, dtype, self.device)
+        return _no_state(batch, self.target.config.hidden_size, dtype, self.device)
 
-    def _open(self, level: Level, breadth: int, target_cache: KVCache) -> tuple[Tensor | None, Candidates, Frontier, Tensor]:
-        """The first level: features of a whole block [B, size, E] where there is one, then as ``_expand``."""
-        if self.network.moa.block is None:
-            return None, *self._expand(level, None, breadth, target_cache)
+    def grow(
+        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
+    ) -> tuple[Tensor | None, Candidates, Frontier, Tensor]:
+        """As in TreeDrafter; what ``MoANetwork.block`` tells is known from the first level on."""
+        if self.network.moa.block is not None and known is None:
+            return self._open(level, breadth, target_cache)
+        return known, *self._expand(level, known, breadth, target_cache)
+
+    def _open(self, level: Level, breadth: int, target_cache: KVCache) -> tuple[Tensor, Candidates, Frontier, Tensor]:
+        """The first level of a block: what it tells, then as ``_expand``."""
         roots = level.frontier.tokens
         if graph := self.compiled.get("block"):
             # It comes with a greedy level of the drafter's own breadth.
             out = graph([*level.frontier, *level.grown, *level.text, *level.place, level.temperature, *self._windows(len(roots))])
             if level.sampling is None and breadth == self.breadth:
                 return out[0], Candidates(*out[1:4]), Frontier(*out[4:8]), out[8]
-            features = out[0]
+            known = out[0]
         else:
-            features = self.network.block(roots, level.text, self.sa_cache, self.ca_cache)
-        return features, *self._expand(level, features, breadth, target_cache)
+            known = self.network.block(roots, level.text, self.sa_cache, self.ca_cache)
+        return known, *self._expand(level, known, breadth, target_cache)
 
     def _expand(
-        self, level: Level, features: Tensor | None, breadth: int, target_cache: KVCache
+        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
     ) -> tuple[Candidates, Frontier, Tensor]:
-        """All candidates, the next frontier and its reach; ``features`` are a block's."""
+        """All candidates, the next frontier and its reach; ``known`` is a block's."""
         frontier, grown, text, place, temperature, sampling = level
         # A compiled level has its breadth built in.
         graph = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
         if graph is not None:
-            known = self._windows(len(grown.tokens)) if features is None else (features,)
-            out = graph([*frontier, *grown, *text, *place, temperature, *(sampling or ()), *known])
+            beside = self._windows(len(grown.tokens)) if known is None else (known,)
+            out = graph([*frontier, *grown, *text, *place, temperature, *(sampling or ()), *beside])
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
-        if features is not None:
-            return self.network.expand(level, self.network.states(level, features), breadth)
+        if known is not None:
+            return self.network.expand(level, self.network.states(level, known), breadth)
         feature = self.network.feature(level, self.sa_cache, self.ca_cache)
         if self.borrowed:
             feature = self._through_borrowed(level, feature, target_cache)
@@ -164,42 +141,6 @@ class MoADrafter:
             target_cache,
             first_layer=target.config.num_layers - self.borrowed,
         )
-
-    def _tree(self, grown: Candidates, sequences: list[Sequence], nodes: int) -> DraftTree:
-        count = min(nodes, grown.tokens.shape[1] - 1)
-        rows = counting(count + 1, grown.tokens.device)
-        if best := self.compiled.get("tree"):
-            tokens, parents = best([*grown, rows])
-        else:
-            tokens, parents = best_tree(grown, rows)
-        return DraftTree(tokens, parents, tuple(count if sequence.speculative else 0 for sequence in sequences))
-
-
-# Made once for each shape, like ``counting``.
-
-
-@cache
-def _place(depth: int, row: int, device: torch.device) -> Place:
-    return Place(torch.tensor([depth], device=device), torch.tensor([row], device=device))
-
-
-@cache
-def _number(value: float, device: torch.device) -> Tensor:
-    return torch.tensor([value], device=device)
-
-
-@cache
-def _blank(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Scores and numbers [B, 1] of roots."""
-    return torch.zeros(batch, 1, device=device), torch.zeros(batch, 1, dtype=torch.long, device=device)
-
-
-@cache
-def _root_mask(batch: int, scratch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What roots see of the scratch rows [B, 1, scratch]: the first, their own."""
-    mask = torch.full((batch, 1, scratch), float("-inf"), dtype=dtype, device=device)
-    mask[..., 0] = 0.0
-    return mask
 
 
 @cache

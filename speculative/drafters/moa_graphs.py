@@ -86,12 +86,13 @@ class _Block(nn.Module):
         self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, temperature: Tensor, sa: Layers, ca: Layers
     ) -> tuple[Tensor, Tensors, Tensors, Tensor]:
         level = _level(frontier, grown, text, place, temperature, ())
-        features = self.network.block(level.frontier.tokens, level.text, self.sa.window(sa), self.ca.window(ca))
-        return features, *_expanded(self.network, level, features[:, :1], self.breadth)
+        known = self.network.block(level.frontier.tokens, level.text, self.sa.window(sa), self.ca.window(ca))
+        entering = known[:, :1, : level.frontier.inherited.shape[-1]]
+        return known, *_expanded(self.network, level, entering, self.breadth)
 
 
 class _BlockLevel(nn.Module):
-    """As ``_Level``, of a block with ``features`` [B, size, E]."""
+    """As ``_Level``, in a block of which ``known`` is what ``MoANetwork.block`` has told."""
 
     def __init__(self, network: MoANetwork, breadth: int) -> None:
         super().__init__()
@@ -105,10 +106,10 @@ class _BlockLevel(nn.Module):
         place: Tensors,
         temperature: Tensor,
         sampling: Tensors,
-        features: Tensor,
+        known: Tensor,
     ) -> tuple[Tensors, Tensors, Tensor]:
         level = _level(frontier, grown, text, place, temperature, sampling)
-        return _expanded(self.network, level, self.network.states(level, features), self.breadth)
+        return _expanded(self.network, level, self.network.states(level, known), self.breadth)
 
 
 class _Tree(nn.Module):
@@ -161,7 +162,7 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
         known_sizes: tuple[Any, ...] = (window_sizes, window_sizes)
         if block is not None:
             module, known_sizes = _BlockLevel(network, drafter.breadth), ({0: DYNAMIC},)
-            known = (torch.zeros(batch, block.size, hidden_size, dtype=dtype),)
+            known = (torch.zeros(batch, block.size, hidden_size + 2 * block.intermediate_size, dtype=dtype),)
         inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(settings), *known)
         sizes = (
             (each,) * len(frontier),

@@ -11,11 +11,7 @@ from models.kv_cache import KVCache, KVWindow
 from models.layers import Linear
 from models.llama import Llama
 from models.moa import MoA
-from speculative.drafters.growth import Candidates, Frontier, Level, Text, grow, perturb, seeing_themselves
-from speculative.sampling import top_tokens
-
-CANDIDATES = 32
-"""Drafter tokens per node that get noise when sampling; the rest are too unlikely to win."""
+from speculative.drafters.growth import Candidates, Frontier, Level, Text, candidates, grow, seeing_themselves
 
 
 class MoANetwork(nn.Module):
@@ -24,8 +20,12 @@ class MoANetwork(nn.Module):
     def __init__(self, moa: MoA, target: Llama) -> None:
         super().__init__()
         self.moa, self.target = moa, target
-        self.head = _draft_head(moa, target)
+        self.head = draft_head(target, moa.draft_vocabulary)
         self.dtype = moa.sa.qkv.weight.dtype
+        self.known_tokens: Tensor | None
+        self.known_index: Tensor | None
+        for name, known in zip(("known_tokens", "known_index"), self._known(), strict=True):
+            self.register_buffer(name, known, persistent=known is not None)
 
     def remember(
         self,
@@ -42,7 +42,7 @@ class MoANetwork(nn.Module):
         """
         moa = self.moa
         rope = moa.rotary(positions)
-        memory = moa.memory(kv.to(moa.lsa.qkv.weight.dtype)).to(self.dtype)
+        memory = moa.memory(kv.to(moa.to_memory.weight.dtype)).to(self.dtype)
         ca.write(0, rows[1], moa.cross_keys_values(memory, rope))
         sa.write(0, rows[0], moa.self_keys_values(self._embed(token_ids), rope))
 
@@ -52,23 +52,45 @@ class MoANetwork(nn.Module):
         inputs = self._embed(frontier.tokens.flatten())
         return self._attend(inputs, frontier.inherited, place.depth, place.row, text, sa, ca)
 
+    @torch.no_grad()
+    def _known(self) -> tuple[Tensor | None, Tensor | None]:
+        """What each token of the draft vocabulary contributes to a block's step [K, 2I], and their numbers by token id [V].
+
+        Only such tokens are ever drafted; computed once, they save a level a third of its weights.
+        """
+        block, vocabulary = self.moa.block, self.moa.draft_vocabulary
+        if block is None or vocabulary is None:
+            return None, None
+        index = torch.zeros(self.target.config.vocab_size, dtype=torch.long, device=vocabulary.device)
+        index[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
+        return block.of_tokens(self._embed(vocabulary)), index
+
     def block(self, roots: Tensor, text: Text, sa: KVCache | KVWindow, ca: KVCache | KVWindow) -> Tensor:
-        """SA and CA on the roots [B, 1] and the stand-ins that follow: features [B, size, E]."""
+        """SA and CA on the roots [B, 1] and the stand-ins that follow.
+
+        Features [B, size, E], and beside them what their positions contribute: [B, size, E + 2I].
+        """
         block, batch = self.moa.block, roots.shape[0]
         assert block is not None
         inputs = torch.cat((self._embed(roots), block.stand_ins.expand(batch, -1, -1)), dim=1)
         depths = torch.arange(block.size, device=roots.device)
         seen = additive(depths <= depths.unsqueeze(1), self.dtype).expand(batch, -1, -1)
         features = self._attend(inputs.flatten(0, 1), seen, depths, depths[:1], text, sa, ca)
-        return features.view(batch, block.size, -1)
+        return torch.cat((features, block.of_positions(features)), dim=-1).view(batch, block.size, -1)
 
-    def states(self, level: Level, features: Tensor) -> Tensor:
-        """The frontier's states [B, w, E] in a block with ``features`` [B, size, E]."""
+    def states(self, level: Level, known: Tensor) -> Tensor:
+        """The frontier's states [B, w, E] in a block of which ``block`` has told what is ``known``."""
         block, frontier, depth = self.moa.block, level.frontier, level.place.depth
         assert block is not None
-        here = features.index_select(1, depth).expand_as(frontier.inherited)
-        states = block.step(frontier.inherited, self._embed(frontier.tokens), here)
-        return torch.where(depth == 0, here, states)
+        width = frontier.tokens.shape[1]
+        size = frontier.inherited.shape[-1]
+        here, positions = known.index_select(1, depth).expand(-1, width, -1).split((size, 2 * block.intermediate_size), dim=-1)
+        if self.known_tokens is not None and self.known_index is not None:
+            tokens = self.known_tokens[self.known_index[frontier.tokens]]
+        else:
+            tokens = block.of_tokens(self._embed(frontier.tokens))
+        # A root may be any token: its state is its feature.
+        return torch.where(depth == 0, here, block.step(frontier.inherited, tokens + positions, here))
 
     def _attend(
         self, inputs: Tensor, seen: Tensor, depths: Tensor, row: Tensor, text: Text, sa: KVCache | KVWindow, ca: KVCache | KVWindow
@@ -87,6 +109,8 @@ class MoANetwork(nn.Module):
         mask = mask.repeat_interleave(moa.sa.num_heads // moa.sa.num_kv_heads, dim=2)
         plan = AttentionPlan(0, batch, width, positions, write.flatten(), mask)
         hidden = moa.sa(inputs, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
+        if not moa.config.attends_to_all_memory:
+            known = additive(text.columns == text.lengths.view(-1, 1, 1, 1) - 1, self.dtype)
         out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, known, ca))
         return out
 
@@ -102,16 +126,10 @@ class MoANetwork(nn.Module):
 
     def expand(self, level: Level, entering: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
         """What enters the head [B, w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
-        frontier, grown, text, place, temperature, sampling = level
+        frontier, grown, place = level.frontier, level.grown, level.place
         # Rows in line: compiled, a product of three dimensions is one for each sequence.
         logits = self.head(entering.flatten(0, 1).to(self.head.weight.dtype)).float().unflatten(0, entering.shape[:2])
-        best, ids = top_tokens(logits, breadth if sampling is None else max(breadth, CANDIDATES))
-        if self.moa.draft_vocabulary is not None:
-            ids = self.moa.draft_vocabulary[ids]
-        if sampling is None:
-            log_probs = best / temperature - (logits / temperature).logsumexp(-1, keepdim=True)
-        else:
-            log_probs, ids = perturb(best, ids, text.lengths + place.depth + 1, sampling, temperature, breadth)
+        log_probs, ids = candidates(level, logits, self.moa.draft_vocabulary, breadth)
         if self.moa.block is not None:
             return grow(frontier._replace(inherited=entering), grown, log_probs, ids, breadth)
         everything, following, reach = grow(frontier, grown, log_probs, ids, breadth)
@@ -121,10 +139,10 @@ class MoANetwork(nn.Module):
         return self.target.embed(token_ids).to(self.dtype)
 
 
-def _draft_head(moa: MoA, target: Llama) -> Linear:
+def draft_head(target: Llama, draft_vocabulary: Tensor | None) -> Linear:
     """The target's LM head, cut to the draft vocabulary where there is one."""
-    if moa.draft_vocabulary is None:
+    if draft_vocabulary is None:
         return target.lm_head
-    head = Linear(target.config.hidden_size, len(moa.draft_vocabulary)).requires_grad_(False)
-    head.weight = nn.Parameter(target.lm_head.weight[moa.draft_vocabulary], requires_grad=False)
+    head = Linear(target.config.hidden_size, len(draft_vocabulary)).requires_grad_(False)
+    head.weight = nn.Parameter(target.lm_head.weight[draft_vocabulary], requires_grad=False)
     return head

@@ -13,6 +13,7 @@ class NgramDrafter:
     """Proposes the continuation of the most recent earlier occurrence of the last ``max_order`` … ``min_order`` tokens."""
 
     name = "ngram"
+    taps: tuple[int, ...] = ()
 
     def __init__(self, min_order: int = 2, max_order: int = 4) -> None:
         self.min_order, self.max_order = min_order, max_order

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from models.config import MoAConfig
+from models.eagle import Eagle, EagleConfig
 from models.loader import load_target
 from models.moa import MoA
-from models.saving import save_drafter
+from models.saving import save_drafter, save_eagle, save_target
 from speculative.config import EngineConfig
 from speculative.engine import Engine
 from speculative.loading import load_engine
 from speculative.request import Request, RequestOutput, SamplingParams
+from training.run import fresh_target
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 N0, N1 = FIXTURES / "llama-n0", FIXTURES / "llama-n1"
@@ -51,15 +53,44 @@ def block_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def random_ablation() -> MoA:
+    """An untrained MoA drafter for N0's target without LSA, and without CA's choice among memories."""
+    torch.manual_seed(0)
+    target = load_target(N0 / "target", dtype=torch.float32)[0]
+    config = MoAConfig.from_target(target.config, reads_all_layers=False, attends_to_all_memory=False)
+    return MoA(config).requires_grad_(False)
+
+
+def random_eagle(generation: int) -> Eagle:
+    """An untrained EAGLE drafter for N0's target."""
+    torch.manual_seed(generation)
+    target = load_target(N0 / "target", dtype=torch.float32)[0]
+    return Eagle(EagleConfig(target.config, generation, 2, 48)).requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def drafter_folders(block_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Untrained drafters for N0's target, one of every kind that is not among the fixtures."""
+    folder = tmp_path_factory.mktemp("drafters")
+    for generation in (2, 3):
+        save_eagle(random_eagle(generation), folder / f"eagle{generation}", dtype=torch.float32)
+    save_drafter(random_ablation(), folder / "ablation", dtype=torch.float32)
+    target = load_target(N0 / "target", dtype=torch.float32)[0]
+    torch.manual_seed(0)
+    small = fresh_target(target.config, {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48})
+    save_target(small, folder / "independent", N0 / "target", dtype=torch.float32)
+    return {"block": block_folder} | {name: folder / name for name in ("ablation", "eagle2", "eagle3", "independent")}
+
+
 @pytest.fixture
-def make_engine(block_folder: Path) -> MakeEngine:
-    """Builds an engine over fixture ``folder`` (N0 or N1); ``drafter`` "moa" is the fixture's own, "block" one for N0."""
+def make_engine(drafter_folders: dict[str, Path]) -> MakeEngine:
+    """Builds an engine over fixture ``folder`` (N0 or N1); ``drafter`` "moa" is the fixture's own, others are N0's."""
 
     def make(folder: Path = N0, drafter: str = "moa", **settings: object) -> Engine:
         return load_engine(
             EngineConfig(
                 model=str(folder / "target"),
-                drafter={"moa": str(folder / "drafter"), "block": str(block_folder)}.get(drafter, drafter),
+                drafter=str({"moa": folder / "drafter", **drafter_folders}.get(drafter, drafter)),
                 dtype="float32",
                 device="cpu",
                 **{"max_model_len": 128, "max_num_seqs": 4, "compile": "off", **DRAFT, **settings},  # type: ignore[arg-type]

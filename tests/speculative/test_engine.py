@@ -55,7 +55,10 @@ def alone(make_engine: MakeEngine, folder: object, cache: dict[str, dict[str, li
 
 
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize(("folder", "drafter"), [(N0, "none"), (N0, "ngram"), (N0, "moa"), (N0, "block"), (N1, "moa")])
+@pytest.mark.parametrize(
+    ("folder", "drafter"),
+    [(N0, name) for name in ("none", "ngram", "moa", "block", "ablation", "eagle2", "eagle3", "independent")] + [(N1, "moa")],
+)
 def test_output_is_the_same_whatever_is_drafted_and_batched(make_engine, plain_tokens, folder, drafter, tree) -> None:
     expected = alone(make_engine, folder, plain_tokens)
     for slots, chunk in ((1, 512), (3, 7), (6, 16)):

@@ -24,6 +24,7 @@ class Other:
     """Drafts the tree 90 → (91, 92) for everyone, and counts how often."""
 
     name = "other"
+    taps: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self.asked = 0

@@ -55,7 +55,9 @@ def test_a_block_is_added_to_what_was_trained(moa: MoA) -> None:
     assert (larger.block.stand_ins.shape, larger.block.down.weight.shape) == ((4, 16), (16, 7))
     assert torch.equal(larger.ca.mlp.down.weight, moa.ca.mlp.down.weight)
     features, states = torch.randn(3, 16), torch.randn(3, 16)
-    assert torch.equal(larger.block.step(states, states, features), features), "at first the head adds nothing"
+    assert torch.equal(larger.block.step(states, larger.block.of_tokens(states), features), features), (
+        "at first the head adds nothing"
+    )
     with pytest.raises(ConfigError, match="draft_block_size = 5, which cannot become 6"):
         resized(larger, {"draft_block_size": 6})
 
@@ -66,12 +68,13 @@ def test_new_units_add_nothing_until_they_are_trained(moa: MoA) -> None:
     assert moa.block is not None
     torch.nn.init.normal_(moa.block.down.weight)
     larger = resized(moa, {"ca_intermediate_size": 14, "draft_block_intermediate_size": 12})
-    assert larger.block is not None and larger.block.gate_up.weight.shape == (24, 48)
+    assert larger.block is not None and larger.block.from_token.weight.shape == (24, 16)
     x, states = torch.randn(3, 16), torch.randn(3, 16)
     torch.testing.assert_close(larger.ca.mlp(x), moa.ca.mlp(x))
-    torch.testing.assert_close(larger.block.step(states, x, x), moa.block.step(states, x, x))
+    steps = [block.step(states, block.of_tokens(x) + block.of_positions(x), x) for block in (larger.block, moa.block)]
+    torch.testing.assert_close(*steps)
     assert torch.equal(larger.block.stand_ins, moa.block.stand_ins)
-    assert larger.block.gate_up.weight[7:12].abs().min() > 0, "new units can learn"
+    assert larger.block.from_state.weight[7:12].abs().min() > 0, "new units can learn"
 
 
 def test_what_cannot_be_changed_is_refused(moa: MoA) -> None:

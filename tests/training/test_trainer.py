@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from models.loader import load_drafter
+from speculative.config import EngineConfig
+from speculative.loading import load_engine
+from speculative.request import Request, SamplingParams
 from training.checkpoints import Position, save_checkpoint
 from training.config import TrainConfig
 from training.errors import ConfigError, DataError, TrainingInterrupted
@@ -82,6 +85,39 @@ def test_training_reduces_the_loss_and_learns_the_target(
     assert 8 <= len(checks[1]["accuracy"]) <= 13
 
 
+@pytest.mark.parametrize(("method", "deepest"), [("eagle2", 1), ("eagle3", 3), ("independent", 13)])
+def test_other_drafters_learn_too_and_are_served(
+    config: TrainConfig, tmp_path: Path, write_chats: Callable[[Path, int], Path], method: Any, deepest: int
+):
+    valid = str(write_chats(tmp_path / "valid.jsonl", 12))
+    config = changed(config, method=method, max_steps=60, lr=5e-3, kl_weight=1.0, valid=valid, valid_every=30, unroll=3)
+    train(config)
+    checks = log(config.out, "valid")
+    assert checks[1]["loss"] < checks[0]["loss"]
+    assert checks[1]["accuracy"][0] > 0.3
+    assert deepest - 5 <= len(checks[1]["accuracy"]) <= deepest
+    engine = load_engine(EngineConfig(model=config.target, drafter=str(config.out), dtype="float32", compile="off", max_num_seqs=1))
+    assert engine.drafter is not None and engine.info.drafter in method
+    engine.add(Request("r", tuple(range(20, 40)), SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)))
+    stats = [output.stats for _ in range(60) for output in engine.step()][-1]
+    assert stats.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"draft_mlp": 8}, "--draft-mlp is no option of --method moa"),
+        ({"method": "eagle2", "sa_mlp": 8}, "--sa-mlp is no option of --method eagle2"),
+        ({"method": "eagle3", "draft_layers": 2}, "--draft-layers is no option of --method eagle3"),
+        ({"method": "independent", "layers_inferred": 1}, "--layers-inferred is no option of --method independent"),
+        ({"method": "independent", "draft_vocabulary": 20}, "its own LM head knows all tokens"),
+    ],
+)
+def test_options_of_another_method_are_refused(config: TrainConfig, values: dict[str, Any], complaint: str):
+    with pytest.raises(ConfigError, match=complaint):
+        changed(config, **values)
+
+
 def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: TrainConfig):
     config = changed(config, sa_mlp=80, lsa_kv_heads=4, max_steps=2)
     train(config)
@@ -98,9 +134,21 @@ def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: Tr
     assert recipe["result"]["step"] == 2
 
 
-@pytest.mark.parametrize(("accumulate", "block"), [(1, None), (2, None), (1, 13)])
-def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(config: TrainConfig, tmp_path: Path, accumulate: int, block: int | None):
-    config = changed(config, max_steps=14, schedule="cosine", accumulate=accumulate, epochs=9.0, draft_block=block)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"accumulate": 2},
+        {"draft_block": 13},
+        {"without_lsa": True, "without_ca": True},
+        {"method": "eagle2"},
+        {"method": "eagle3"},
+        {"method": "independent"},
+    ],
+    ids=str,
+)
+def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(config: TrainConfig, tmp_path: Path, kind: dict[str, Any]):
+    config = changed(config, max_steps=14, schedule="cosine", epochs=9.0, **kind)
     train(changed(config, out=tmp_path / "unbroken"))
 
     class Stopped(Exception):

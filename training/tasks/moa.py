@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,26 +11,22 @@ from models.llama import Llama
 from models.moa import MoA
 from models.saving import save_drafter
 from training import masks
-from training.batches import Batch, Conversations, held_out
+from training.batches import Batch
 from training.config import TrainConfig
 from training.data import Corpus
 from training.forward import DraftForward
 from training.losses import Loss, draft_loss
-from training.progress import Meter
+from training.tasks.drafting import DraftingTask
 
 
-class MoATask:
+class MoATask(DraftingTask):
     """Every draft depth at once: verification boundaries are drawn, and what lies between them is drafted."""
 
     def __init__(self, config: TrainConfig, target: Llama, drafter: MoA, corpus: Corpus, valid: Corpus | None) -> None:
-        self.config, self.target, self.network, self.key = config, target, drafter, corpus.key
+        super().__init__(config, target, corpus, valid)
+        self.network = drafter
         self.module: nn.Module = DraftForward(drafter, compiled=config.compile)
         self.depths = config.max_interval
-        self.source = Conversations(corpus, config.max_length, config.batch_tokens, config.seed, name=config.data)
-        self.valid: list[Batch] = []
-        if valid is not None:
-            source = Conversations(valid, config.max_length, config.batch_tokens, 0, name=str(config.valid))
-            self.valid = held_out(source, config.valid_tokens)
 
     def loss(
         self, module: nn.Module, batch: Batch, generator: torch.Generator, progress: float, *, agreement: bool
@@ -55,7 +50,7 @@ class MoATask:
                 batch.token_ids,
                 truth,
                 masks.self_attention_mask(boundaries, stairs),
-                masks.cross_attention_mask(boundaries),
+                masks.cross_attention_mask(boundaries, newest_only=not self.network.config.attends_to_all_memory),
                 boundaries,
                 taught,
             )
@@ -70,18 +65,6 @@ class MoATask:
                 agreement=agreement,
             )
         return loss, depths
-
-    def figures(self, meter: Meter) -> dict[str, Any]:
-        """Losses, accuracy by draft depth and the acceptance length they imply."""
-        return {**meter.losses(), "acceptance_length": meter.acceptance_length, "accuracy": meter.accuracy}
-
-    def describe(self, figures: dict[str, Any]) -> str:
-        """As in Task."""
-        accuracy = " ".join(f"{share:.3f}" for share in cast("list[float]", figures["accuracy"])[:8])
-        return (
-            f"loss {figures['loss']:.4f}, kl {figures['kl']:.4f}, τ {figures['acceptance_length']:.2f}, "
-            f"accuracy by depth {accuracy}"
-        )
 
     def save(self, folder: Path) -> None:
         """In the published layout, as bfloat16."""

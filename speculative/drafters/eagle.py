@@ -1,0 +1,86 @@
+"""Drafting with EAGLE-2 and EAGLE-3."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.attention import cached_attention
+from models.eagle import Eagle
+from models.kv_cache import KVCache
+from models.llama import Llama
+from models.loader import optimize_for_inference
+from speculative.batch import borrowed_plan
+from speculative.drafters.base import VerifiedTokens
+from speculative.drafters.growth import Candidates, Frontier, Level, candidates, grow, seeing_themselves
+from speculative.drafters.moa_network import draft_head
+from speculative.drafters.tree_drafter import TreeDrafter, root_mask
+from speculative.policy import DraftShape
+
+
+class EagleDrafter(TreeDrafter):
+    """A node's feature is the drafter's own guess, and what its children read.
+
+    A frontier inherits, beside one another, the mask of the scratch rows that a node sees and its parent's feature.
+    """
+
+    name = "eagle"
+
+    def __init__(self, eagle: Eagle, target: Llama, num_slots: int, length: int, shape: DraftShape) -> None:
+        config, device = eagle.config, target.device
+        self.eagle, self.target, self.taps = eagle, target, config.taps
+        self.head = draft_head(target, eagle.draft_vocabulary)
+        self.dtype = eagle.layer.qkv.weight.dtype
+        self.scratch = 1 + shape.depth * shape.breadth
+        heads, head_dim = config.num_kv_heads, config.target.head_dim
+        self.cache = KVCache(1, num_slots, self.scratch, length, heads, head_dim, dtype=self.dtype, device=device)
+        # The features of verified tokens, each one row behind its own position: before the first token there is none.
+        self.features = torch.zeros(num_slots, 1 + length, config.target.hidden_size, dtype=self.dtype, device=device)
+        eagle.rotary.reserve(length + self.scratch, eagle.layer.qkv.weight)
+        super().__init__(device, self.cache)
+
+    def pack(self) -> None:
+        """Prepare the network's weights for inference."""
+        optimize_for_inference(self.eagle)
+        if self.head is not self.target.lm_head:
+            self.head.pack()
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Move the layer's state and the features."""
+        self.cache.move_slot(source, destination, length)
+        self.features[destination, : length + 1] = self.features[source, : length + 1]
+
+    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
+        """The layer's keys and values of verified tokens, from true features."""
+        eagle, slots, positions = self.eagle, verified.slots, verified.positions
+        assert verified.tapped is not None
+        self.features[slots, positions + 1] = eagle.known(verified.tapped.to(self.dtype))
+        inputs = eagle.inputs(self._embed(verified.token_ids), self.features[slots, positions])
+        self.cache.write(0, self.cache.flat_rows(slots, positions), eagle.keys_values(inputs, eagle.rotary(positions)))
+
+    def inherited(self, lengths: Tensor) -> Tensor:
+        """The root's own scratch row, and the feature of the token before it."""
+        slots = torch.arange(len(lengths), device=self.device)
+        mask = root_mask(len(lengths), self.scratch, self.dtype, self.device)
+        return torch.cat((mask, self.features[slots, lengths].unsqueeze(1)), dim=-1)
+
+    def grow(
+        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
+    ) -> tuple[None, Candidates, Frontier, Tensor]:
+        """As in TreeDrafter."""
+        eagle, frontier, text, place = self.eagle, level.frontier, level.text, level.place
+        width = frontier.tokens.shape[1]
+        mask, parents = frontier.inherited.split((self.scratch, eagle.config.target.hidden_size), dim=-1)
+        positions = (text.lengths + place.depth).repeat_interleave(width)
+        groups = eagle.layer.num_heads // eagle.layer.num_kv_heads
+        plan = borrowed_plan(self.cache, groups, *text, positions, mask.unsqueeze(1), int(place.row))
+        inputs = eagle.inputs(self._embed(frontier.tokens.flatten()), parents.flatten(0, 1))
+        features = eagle.layer(inputs, eagle.rotary(positions), cached_attention(self.cache, 0, plan, eagle.layer.num_heads))
+        logits = self.head(eagle.entering(features).to(self.head.weight.dtype)).float().unflatten(0, frontier.tokens.shape)
+        log_probs, ids = candidates(level, logits, eagle.draft_vocabulary, breadth)
+        handed_on = torch.cat((mask, features.unflatten(0, frontier.tokens.shape)), dim=-1)
+        everything, following, reach = grow(frontier._replace(inherited=handed_on), level.grown, log_probs, ids, breadth)
+        return None, everything, seeing_themselves(following, place.row + width), reach
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        return self.target.embed(token_ids).to(self.dtype)

@@ -1,0 +1,82 @@
+"""Drafting with a small language model of the target's vocabulary, which knows nothing of the target."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.attention import AttentionPlan, additive
+from models.kv_cache import KVCache
+from models.llama import Llama
+from models.loader import optimize_for_inference
+from models.plans import span_of
+from speculative.batch import borrowed_plan
+from speculative.drafters.base import VerifiedTokens
+from speculative.drafters.growth import Candidates, Frontier, Level, candidates, grow, seeing_themselves
+from speculative.drafters.tree_drafter import TreeDrafter, root_mask
+from speculative.policy import DraftShape
+
+
+class IndependentDrafter(TreeDrafter):
+    """Any small model with the target's tokenizer can draft for it."""
+
+    name = "independent"
+
+    def __init__(self, model: Llama, num_slots: int, length: int, shape: DraftShape) -> None:
+        self.model = model
+        self.scratch = 1 + shape.depth * shape.breadth
+        self.cache = model.new_cache(num_slots, self.scratch, length)
+        super().__init__(model.device, self.cache)
+
+    def pack(self) -> None:
+        """Prepare the network's weights for inference."""
+        optimize_for_inference(self.model)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Move keys and values."""
+        self.cache.move_slot(source, destination, length)
+
+    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
+        """Run the model on verified tokens."""
+        model = self.model
+        plan, order = _ragged_plan(self.cache, model.config.groups, verified.slots, verified.positions)
+        token_ids = torch.zeros(plan.batch * plan.rows, dtype=torch.long, device=self.device)
+        model.run_layers(model.embed(token_ids.index_copy_(0, order, verified.token_ids)), plan, self.cache, first_layer=0)
+
+    def inherited(self, lengths: Tensor) -> Tensor:
+        """The mask of the scratch row that is the root's own."""
+        return root_mask(len(lengths), self.scratch, self.model.dtype, self.device)
+
+    def grow(
+        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
+    ) -> tuple[None, Candidates, Frontier, Tensor]:
+        """As in TreeDrafter."""
+        model, frontier, text, place = self.model, level.frontier, level.text, level.place
+        width = frontier.tokens.shape[1]
+        positions = (text.lengths + place.depth).repeat_interleave(width)
+        mask = frontier.inherited.unsqueeze(1)
+        plan = borrowed_plan(self.cache, model.config.groups, *text, positions, mask, int(place.row))
+        hidden = model.run_layers(model.embed(frontier.tokens.flatten()), plan, self.cache, first_layer=0)
+        logits = model.logits(hidden).float().unflatten(0, frontier.tokens.shape)
+        log_probs, ids = candidates(level, logits, None, breadth)
+        everything, following, reach = grow(frontier, level.grown, log_probs, ids, breadth)
+        return None, everything, seeing_themselves(following, place.row + width), reach
+
+
+def _ragged_plan(cache: KVCache, groups: int, slots: Tensor, positions: Tensor) -> tuple[AttentionPlan, Tensor]:
+    """New tokens of some slots, each sequence's in order and in line, and the row [n] of each in the plan.
+
+    Slots from the first to the last have as many rows as the one with the most; those to spare write where nobody reads.
+    """
+    device = slots.device
+    first, last = int(slots.min()), int(slots.max())
+    batch = last - first + 1
+    counts = torch.bincount(slots - first, minlength=batch)
+    rows = int(counts.max())
+    starts = counts.cumsum(0) - counts
+    order = (slots - first) * rows + torch.arange(len(slots), device=device) - starts.repeat_interleave(counts)
+    where = torch.zeros(batch * rows, dtype=torch.long, device=device).index_copy_(0, order, positions)
+    write = torch.full_like(where, cache.padding_row).index_copy_(0, order, cache.flat_rows(slots, positions))
+    columns = torch.arange(-cache.scratch, span_of(cache, int(positions.max()) + 1), device=device)
+    seen = (columns >= 0) & (columns <= where.view(batch, rows, 1).repeat_interleave(groups, dim=1).unsqueeze(1))
+    return AttentionPlan(first, batch, rows, where, write, additive(seen, cache.data.dtype)), order

@@ -1,0 +1,123 @@
+"""Drafting trees level by level: what all drafters that compute have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from models.kv_cache import KVCache
+from models.llama import CompiledGraph
+from models.plans import counting, span_of
+from speculative.drafters.base import VerifiedTokens
+from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
+from speculative.policy import DraftShape
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+
+
+class TreeDrafter(ABC):
+    """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
+
+    ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``. ``longest`` is a cache that shows how
+    long a text can be.
+    """
+
+    name: str
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, device: torch.device, longest: KVCache) -> None:
+        self.device, self.longest = device, longest
+        self.compiled: dict[str, CompiledGraph] = {}
+
+    @abstractmethod
+    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
+        """As in Drafter."""
+
+    @abstractmethod
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """As in Drafter."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing to do: what the slot holds will be written anew before it is read."""
+        return None
+
+    def target_scratch_rows(self, shape: DraftShape) -> int:
+        """None."""
+        return 0
+
+    @abstractmethod
+    def pack(self) -> None:
+        """Prepare the network's weights for inference without compiled graphs."""
+
+    @abstractmethod
+    def inherited(self, lengths: Tensor) -> Tensor:
+        """What the roots of trees after texts of ``lengths`` [B] inherit [B, 1, …]: see Frontier."""
+
+    @abstractmethod
+    def grow(
+        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
+    ) -> tuple[Tensor | None, Candidates, Frontier, Tensor]:
+        """One level: all candidates, the next frontier and its reach, as ``growth.grow``.
+
+        The first of what it returns is handed to the levels below as ``known``.
+        """
+
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+        """Draft level by level; see DESIGN: nodes are ranked by the perturbed drafter's probability."""
+        device = self.device
+        longest = max(sequence.num_computed for sequence in sequences)
+        lengths = torch.tensor([sequence.num_computed for sequence in sequences], device=device)
+        text = Text(lengths, counting(span_of(self.longest, longest), device))
+        sampling = Sampling.of(sequences, device)
+        roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
+        temperature = _number(shape.temperature, device)
+        scores, numbers = _blank(len(sequences), device)
+        grown, frontier = Candidates(scores, roots, numbers), Frontier(roots, scores, numbers, self.inherited(lengths))
+        known: Tensor | None = None
+        row = 0
+        for depth in range(shape.depth):
+            level = Level(frontier, grown, text, _place(depth, row, device), temperature, sampling)
+            row += frontier.tokens.shape[1]
+            known, grown, frontier, reach = self.grow(level, known, shape.breadth, target_cache)
+            if float(reach) < shape.min_reach:
+                break
+        return self._tree(grown, sequences, shape.nodes)
+
+    def _tree(self, grown: Candidates, sequences: list[Sequence], nodes: int) -> DraftTree:
+        count = min(nodes, grown.tokens.shape[1] - 1)
+        rows = counting(count + 1, grown.tokens.device)
+        if best := self.compiled.get("tree"):
+            tokens, parents = best([*grown, rows])
+        else:
+            tokens, parents = best_tree(grown, rows)
+        return DraftTree(tokens, parents, tuple(count if sequence.speculative else 0 for sequence in sequences))
+
+
+@cache
+def root_mask(batch: int, scratch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What roots see of a cache's scratch rows [B, 1, scratch]: the first, their own."""
+    mask = torch.full((batch, 1, scratch), float("-inf"), dtype=dtype, device=device)
+    mask[..., 0] = 0.0
+    return mask
+
+
+# Made once for each shape, like ``counting``.
+
+
+@cache
+def _place(depth: int, row: int, device: torch.device) -> Place:
+    return Place(torch.tensor([depth], device=device), torch.tensor([row], device=device))
+
+
+@cache
+def _number(value: float, device: torch.device) -> Tensor:
+    return torch.tensor([value], device=device)
+
+
+@cache
+def _blank(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Scores and numbers [B, 1] of roots."""
+    return torch.zeros(batch, 1, device=device), torch.zeros(batch, 1, dtype=torch.long, device=device)

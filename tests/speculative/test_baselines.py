@@ -1,0 +1,130 @@
+"""EAGLE and independent drafters: what is served is what was trained, alone and in company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.eagle import ARCHITECTURE
+from models.errors import CheckpointError
+from models.llama import Llama
+from models.loader import load_eagle, load_target
+from models.plans import prefill_plan
+from models.saving import save_eagle
+from speculative.drafters.base import VerifiedTokens
+from speculative.drafters.eagle import EagleDrafter
+from speculative.drafters.growth import Candidates, Frontier, Level, Place, Text
+from speculative.drafters.moa import MoADrafter
+from speculative.errors import EngineLoadError
+from speculative.policy import DraftShape
+from tests.speculative.conftest import N0, N1, MakeEngine, random_ablation, random_eagle, request, run
+from training.forward import DraftForward
+from training.masks import cross_attention_mask, self_attention_mask
+from training.tasks.eagle import EagleForward
+
+STEPS = 4
+PROMPTS = [[5, 9], list(range(3, 20)), [7, 7, 7, 7, 7], list(range(100, 140))]
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return load_target(N0 / "target", dtype=torch.float32)[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("generation", [2, 3])
+@pytest.mark.parametrize("known", [1, 7])
+def test_eagle_serves_what_was_trained(target: Llama, generation: int, known: int) -> None:
+    """A chain along the true text behind ``known`` verified tokens, told to the drafter in two parts."""
+    eagle = random_eagle(generation)
+    text = torch.randint(3, 150, (1, known + STEPS + 2))
+    wanted = torch.zeros_like(text, dtype=torch.bool)
+    wanted[:, known : known + STEPS] = True
+    tapped = target.encode(text, taps=eagle.config.taps).tapped
+    assert tapped is not None
+    trained, _ = EagleForward(eagle)(target, text, tapped, wanted, STEPS)
+
+    cache = target.new_cache(1, 1, 64)
+    drafter = EagleDrafter(eagle, target, 1, 64, DraftShape(STEPS, 1, STEPS))
+    for start, end in ((0, known // 2), (known // 2, known)):
+        plan = prefill_plan(cache, target.config.groups, 0, start, end)
+        _, seen = target.forward_tapped(text[0, start:end], plan, cache, drafter.taps)
+        drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, start:end], seen), cache)
+    lengths, none = torch.tensor([known]), torch.zeros(1, 1, dtype=torch.long)
+    inherited = drafter.inherited(lengths)
+    for depth in range(STEPS):
+        frontier = Frontier(text[:, known + depth : known + depth + 1], torch.zeros(1, 1), none, inherited)
+        where = Place(torch.tensor([depth]), torch.tensor([depth]))
+        grown = Candidates(torch.zeros(1, 1), none, none)
+        level = Level(frontier, grown, Text(lengths, torch.arange(64)), where, torch.ones(1), None)
+        inherited = drafter.grow(level, None, 1, cache)[2].inherited
+        # Position known + depth, in the step that is as many guesses deep.
+        torch.testing.assert_close(inherited[0, 0, drafter.scratch :], trained[depth][depth], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("known", [1, 7])
+def test_ablations_serve_what_was_trained(target: Llama, known: int) -> None:
+    moa = random_ablation()
+    text = torch.randint(3, 150, (1, known + 3))
+    wanted = torch.zeros_like(text, dtype=torch.bool)
+    wanted[:, known] = True
+    masks = (self_attention_mask(~wanted, torch.zeros(1, dtype=torch.bool)), cross_attention_mask(~wanted, newest_only=True))
+    trained = DraftForward(moa)(target, text, target.encode(text), *masks, ~wanted, wanted).feature
+
+    cache = target.new_cache(1, 1, 64)
+    drafter = MoADrafter(moa, target, 1, 64, DraftShape(STEPS, 1, STEPS))
+    plan = prefill_plan(cache, target.config.groups, 0, 0, known)
+    target(text[0, :known], plan, cache)
+    drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known]), cache)
+    lengths, none = torch.tensor([known]), torch.zeros(1, 1, dtype=torch.long)
+    frontier = Frontier(text[:, known : known + 1], torch.zeros(1, 1), none, drafter.inherited(lengths))
+    start = Place(torch.tensor([0]), torch.tensor([0]))
+    grown = Candidates(torch.zeros(1, 1), none, none)
+    level = Level(frontier, grown, Text(lengths, torch.arange(64)), start, torch.ones(1), None)
+    torch.testing.assert_close(drafter.network.feature(level, drafter.sa_cache, drafter.ca_cache), trained, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("drafter", ["ablation", "eagle2", "eagle3", "independent"])
+def test_drafts_are_the_same_alone_and_in_company(make_engine: MakeEngine, drafter: str) -> None:
+    requests = [request(str(i), prompt, max_tokens=24, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
+    together = run(make_engine(drafter=drafter, prefill_chunk=7, max_num_seqs=4), requests)
+    for each in requests:
+        alone = run(make_engine(drafter=drafter, max_num_seqs=1), [each])[each.request_id]
+        assert together[each.request_id][-1].stats.num_accepted_draft_tokens == alone[-1].stats.num_accepted_draft_tokens
+        assert together[each.request_id][-1].stats.num_drafts == alone[-1].stats.num_drafts
+
+
+def test_a_drafter_that_is_the_target_is_always_right(make_engine: MakeEngine) -> None:
+    requests = [request(str(i), prompt, max_tokens=25, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
+    shape = {"draft_depth": 4, "draft_breadth": 1, "draft_nodes": 4}
+    outputs = run(make_engine(drafter=str(N0 / "target"), max_num_seqs=3, **shape), requests)
+    for series in outputs.values():
+        assert [len(output.new_token_ids) for output in series] == [5] * 5
+
+
+def test_a_saved_eagle_is_loaded_again(target: Llama, tmp_path: Path) -> None:
+    eagle = random_eagle(3)
+    eagle.draft_vocabulary = torch.arange(5, 40)
+    save_eagle(eagle, tmp_path, dtype=torch.float32)
+    loaded = load_eagle(tmp_path, target.config, dtype=torch.float32)
+    assert loaded.config == eagle.config and torch.equal(loaded.draft_vocabulary, eagle.draft_vocabulary)
+    assert all(torch.equal(tensor, eagle.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    other = load_target(N1 / "target", dtype=torch.float32)[0].config
+    config = (tmp_path / "config.json").read_text()
+    assert ARCHITECTURE in config
+    (tmp_path / "config.json").write_text(config.replace('"hidden_size": 64', '"hidden_size": 96'))
+    with pytest.raises(CheckpointError, match="made for a target with hidden_size=96"):
+        load_eagle(tmp_path, other, dtype=torch.float32)
+
+
+def test_a_drafter_of_another_vocabulary_is_refused(make_engine: MakeEngine, tmp_path: Path) -> None:
+    with pytest.raises(EngineLoadError, match="a drafter must share its target's tokenizer"):
+        make_engine(drafter="models/pretrained/concierge")
+
+
+def test_inner_layers_of_a_compiled_target_cannot_be_read(make_engine: MakeEngine) -> None:
+    with pytest.raises(EngineLoadError, match="add --compile off"):
+        make_engine(drafter="eagle3", compile="on")
