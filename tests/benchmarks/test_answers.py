@@ -12,7 +12,7 @@ from models.loader import BUNDLED, load_tokenizer
 from speculative.config import EngineConfig
 from speculative.loading import load_engine
 
-CALL = '<tool_call>\n{"name": "Book", "arguments": {"day": "Friday", "seats": 2}}\n</tool_call><|im_end|>'
+CALL = '<tool_call>\n{"name": "Book", "arguments": {"day": "Friday", "seats": 2}}\n</tool_call>'
 
 
 def test_calls_are_compared_as_what_they_mean():
@@ -39,9 +39,9 @@ def test_numbers_are_the_last_one_said(text: str, number: float | None):
     assert is_right(Question(NUMBERS, (1,), 42.0), text) == (number == 42)
 
 
-def test_replies_are_the_same_but_for_their_end():
-    assert is_right(Question(REPLIES, (1,), "Hello."), "Hello.<|im_end|>")
-    assert not is_right(Question(REPLIES, (1,), "Hello."), "Hello!<|im_end|>")
+def test_replies_are_the_same_text():
+    assert is_right(Question(REPLIES, (1,), "Hello."), "Hello.\n")
+    assert not is_right(Question(REPLIES, (1,), "Hello."), "Hello!")
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -76,7 +76,7 @@ def test_a_file_gives_questions_of_each_kind(tmp_path: Path):
 
 
 @pytest.mark.integration
-def test_answers_are_the_engines_own_and_keep_special_tokens(tmp_path: Path):
+def test_answers_are_the_engines_own(tmp_path: Path):
     engine = load_engine(EngineConfig(compile="off", dtype="float32", max_num_seqs=2))
     assert engine.tokenizer is not None
     rows = [
@@ -86,6 +86,6 @@ def test_answers_are_the_engines_own_and_keep_special_tokens(tmp_path: Path):
     asked = read_questions(write(tmp_path / "chats.jsonl", rows), engine.tokenizer, count=3, max_tokens=100, seed=0)[REPLIES]
     finished: list[int] = []
     texts = answer(engine, asked, 100, lambda: finished.append(1))
-    assert len(finished) == 3 and all(text.endswith("<|im_end|>") for text in texts)
+    assert len(finished) == 3 and all(text and "<|im_end|>" not in text for text in texts)
     assert [is_right(Question(REPLIES, q.token_ids, text), text) for q, text in zip(asked, texts, strict=True)] == [True] * 3
     assert texts == [answer(engine, [question], 100, lambda: None)[0] for question in asked]
