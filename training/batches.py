@@ -1,4 +1,4 @@
-"""Batches by token budget, the same for the same seed and epoch: conversations of similar length, or rows all of one length."""
+"""Batches of similar length by token budget, the same for the same seed and epoch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from training.config import RunConfig
 from training.data import Corpus
 from training.errors import DataError
 
@@ -43,13 +44,6 @@ class Epoch(Protocol):
     def __getitem__(self, index: int) -> Batch: ...
 
 
-class BatchSource(Protocol):
-    """A text as batches."""
-
-    def epoch(self, number: int) -> Epoch:
-        """Pass ``number`` over the text, in an order of its own."""
-
-
 class Conversations:
     """Whole conversations, each a row; raises DataError when no response would be left to learn from."""
 
@@ -77,44 +71,16 @@ class _Collated:
         return collate(source.corpus, source.indices[self.plan[index]], source.max_length)
 
 
-class Packed:
-    """Conversations end to end, ``separator`` after each, cut into rows of ``length`` tokens wherever those end."""
-
-    def __init__(self, corpus: Corpus, length: int, token_budget: int, seed: int, *, separator: int, name: str) -> None:
-        self.corpus, self.length, self.seed, self.separator = corpus, length, seed, separator
-        self.rows = max(1, token_budget // length)
-        if len(corpus.tokens) + len(corpus) < self.rows * length:
-            raise DataError(f"{name}: fewer tokens than a batch of {self.rows} × --max-length {length}")
-
-    def epoch(self, number: int) -> Epoch:
-        """Every conversation once, but for what is left after the last whole batch."""
-        corpus, order = self.corpus, np.random.default_rng((self.seed, number)).permutation(len(self.corpus))
-        end = np.array([self.separator], dtype=corpus.tokens.dtype), np.array([False])
-        parts = [part for index in order for part in (corpus.row(int(index), len(corpus.tokens)), end)]
-        tokens, response = (np.concatenate(column) for column in zip(*parts, strict=True))
-        size = self.rows * self.length
-        count = len(tokens) // size
-        return _Rows(*(x[: count * size].reshape(count, self.rows, self.length) for x in (tokens, response)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    tokens: npt.NDArray[np.int32]
-    response: npt.NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: int) -> Batch:
-        return Batch(torch.from_numpy(self.tokens[index].astype(np.int64)), torch.from_numpy(self.response[index].copy()))
-
-
-def held_out(source: BatchSource, tokens: int) -> list[Batch]:
-    """The same batches every time, drawn over the whole of a held-out text, about ``tokens`` of them."""
-    epoch, batches = source.epoch(HELD_OUT), list[Batch]()
-    while len(batches) < len(epoch) and sum(batch.token_ids.numel() for batch in batches) < tokens:
+def conversations(config: RunConfig, corpus: Corpus, valid: Corpus | None) -> tuple[Conversations, list[Batch]]:
+    """What is trained on, and the held-out batches: the same every time, drawn over all of ``valid``, ``valid_tokens`` of them."""
+    length, budget = config.max_length, config.batch_tokens
+    source = Conversations(corpus, length, budget, config.seed, name=config.data)
+    if valid is None:
+        return source, []
+    epoch, batches = Conversations(valid, length, budget, 0, name=str(config.valid)).epoch(HELD_OUT), list[Batch]()
+    while len(batches) < len(epoch) and sum(batch.token_ids.numel() for batch in batches) < config.valid_tokens:
         batches.append(epoch[len(batches)])
-    return batches
+    return source, batches
 
 
 def plan_batches(lengths: npt.NDArray[np.int64], token_budget: int, *, seed: int, epoch: int) -> list[npt.NDArray[np.int64]]:

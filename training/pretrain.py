@@ -74,9 +74,8 @@ def pretrain_command(
 ) -> None:
     """Train a small target on chats: how the bundled one was made, and how to make another.
 
-    Conversations are put end to end and cut into rows of --max-length tokens. What comes out is a Hugging Face checkpoint in
-    bfloat16. Ctrl-C saves and stops; the same command with --resume goes on exactly where it was. A drafter for it is trained
-    afterwards, with moaserve train.
+    What comes out is a Hugging Face checkpoint in bfloat16. Ctrl-C saves and stops; the same command with --resume goes on exactly
+    where it was. A drafter for it is trained afterwards, with moaserve train.
 
     Example: moaserve pretrain --data chats.jsonl.gz --valid others.jsonl.gz --epochs 3 --out runs/target
 

@@ -126,11 +126,8 @@ def prepare_target(config: PretrainConfig) -> Trainer:
     set_seed(config.seed)
     if config.fresh:
         target = fresh_target(target.config, config.sizes).to(accelerator.device)
-    separator = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    if separator is None:
-        raise DataError(f"{config.base}: the tokenizer has neither a padding nor an end token to set conversations apart with")
     target.requires_grad_(True)
-    return _ready(Trainer(config, accelerator, TargetTask(config, target, resolve(config.base), corpus, valid, separator)))
+    return _ready(Trainer(config, accelerator, TargetTask(config, target, resolve(config.base), corpus, valid)))
 
 
 def fresh_target(base: DecoderConfig, sizes: dict[str, int]) -> Llama:

@@ -5,20 +5,20 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from models.loader import load_target
-from training.batches import Packed, held_out
+from training.batches import Batch
 from training.config import PretrainConfig
-from training.data import Corpus
-from training.errors import ConfigError, DataError
+from training.errors import ConfigError
 from training.pretrain import app
 from training.run import prepare_target, pretrain
+from training.tasks.target import TargetTask
 
 
 @pytest.fixture
@@ -39,34 +39,30 @@ def config(target_folder: Path, tmp_path: Path, write_chats: Callable[[Path, int
     )
 
 
-def test_packed_rows_hold_every_conversation_once_and_tell_answers_apart():
-    tokens = np.arange(1, 30, dtype=np.int32)
-    source = Packed(Corpus(tokens, tokens % 2 == 0, np.array([0, 4, 9, 29]), "key"), 4, 8, 0, separator=0, name="chats")
-
-    def flat(number: int) -> list[int]:
-        epoch = source.epoch(number)
-        assert len(epoch) == 4 and epoch[0].token_ids.shape == (2, 4)
-        text, response = (torch.cat([getattr(epoch[i], part).flatten() for i in range(4)]) for part in ("token_ids", "response"))
-        assert torch.equal(response, (text % 2 == 0) & (text > 0))
-        return [int(token) for token in text]
-
-    conversations = {tuple(range(1, 5)), tuple(range(5, 10)), tuple(range(10, 30))}
-    orders = set()
-    for number in range(8):
-        text = flat(number)
-        ends = [index for index, token in enumerate(text) if token == 0]
-        parts = [tuple(text[start:end]) for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
-        assert set(parts) == conversations and len(parts) == 3
-        orders.add(tuple(parts))
-        assert text == flat(number)
-    assert len(orders) > 2
+@torch.no_grad()
+@pytest.mark.parametrize("prompt_weight", [1.0, 0.3])
+def test_the_loss_is_over_conversations_without_their_padding(config: PretrainConfig, prompt_weight: float):
+    task = prepare_target(dataclasses.replace(config, prompt_weight=prompt_weight)).task
+    assert isinstance(task, TargetTask)
+    batch = task.source.epoch(0)[0]
+    assert len({int(row.nonzero()[-1]) for row in batch.response}) > 1, "some rows must be padded for this to mean anything"
+    loss, depths = task.loss(task.module, batch, torch.Generator(), 0.0, agreement=True)
+    losses, weights = [], []
+    for token_ids, response in zip(batch.token_ids, batch.response, strict=True):
+        length = int(response.nonzero()[-1]) + 1
+        logits = task.network.logits(task.network.encode(token_ids[None, :length]).hidden[0])
+        losses.append(F.cross_entropy(logits[:-1], token_ids[1:length], reduction="none"))
+        weights.append(torch.where(response[1:length], 1.0, prompt_weight))
+    each, weight = torch.cat(losses), torch.cat(weights)
+    torch.testing.assert_close(loss.loss, (each * weight).sum() / weight.sum())
+    torch.testing.assert_close(loss.parts["text"].value, each.mean())
+    torch.testing.assert_close(loss.parts["answers"].value, each[batch_answers(batch)].mean())
+    assert len(depths) == len(each) and loss.correct is not None and len(loss.correct) == len(each)
 
 
-def test_too_little_text_for_a_batch_is_refused():
-    corpus = Corpus(np.ones(5, np.int32), np.ones(5, np.bool_), np.array([0, 5]), "key")
-    with pytest.raises(DataError, match=r"chats: fewer tokens than a batch of 2 × --max-length 4"):
-        Packed(corpus, 4, 8, 0, separator=0, name="chats")
-    assert held_out(Packed(corpus, 3, 3, 0, separator=0, name="chats"), 100), "as much as there is"
+def batch_answers(batch: Batch) -> torch.Tensor:
+    """Which of a batch's next tokens assistants wrote, padding left out."""
+    return torch.cat([row[1 : int(row.nonzero()[-1]) + 1] for row in batch.response])
 
 
 @pytest.mark.parametrize("fresh", [False, True])

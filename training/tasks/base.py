@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from training.batches import Batch, BatchSource
+from training.batches import Batch, Conversations
 from training.losses import Loss
 from training.progress import Meter
 
@@ -21,6 +21,7 @@ class Task(Protocol):
     """
 
     module: nn.Module
+    source: Conversations
     valid: list[Batch]
     depths: int
     key: str
@@ -28,10 +29,6 @@ class Task(Protocol):
     @property
     def network(self) -> nn.Module:
         """What holds the weights."""
-
-    @property
-    def source(self) -> BatchSource:
-        """What is trained on."""
 
     def loss(
         self, module: nn.Module, batch: Batch, generator: torch.Generator, progress: float, *, agreement: bool

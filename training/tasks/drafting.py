@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from models.llama import Llama
-from training.batches import Batch, Conversations, held_out
+from training.batches import conversations
 from training.config import TrainConfig
 from training.data import Corpus
 from training.progress import Meter
@@ -16,11 +16,7 @@ class DraftingTask:
 
     def __init__(self, config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus | None) -> None:
         self.config, self.target, self.key = config, target, corpus.key
-        self.source = Conversations(corpus, config.max_length, config.batch_tokens, config.seed, name=config.data)
-        self.valid: list[Batch] = []
-        if valid is not None:
-            source = Conversations(valid, config.max_length, config.batch_tokens, 0, name=str(config.valid))
-            self.valid = held_out(source, config.valid_tokens)
+        self.source, self.valid = conversations(config, corpus, valid)
 
     def figures(self, meter: Meter) -> dict[str, Any]:
         """Losses, accuracy by draft depth and the acceptance length that they imply."""
