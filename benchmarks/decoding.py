@@ -77,8 +77,8 @@ def load_transformers(model: str, dtype: str, device: str) -> Any:
     """The same weights in transformers' own implementation, for ``decode_with_transformers``."""
     from transformers import AutoModelForCausalLM
 
-    from models.loader import BUNDLED, resolve
+    from models.loader import resolve_target
 
-    folder = BUNDLED["target"] if model == "bundled" else resolve(model)
+    folder = resolve_target(model)
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     return loaded.to(device).eval()

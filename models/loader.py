@@ -45,6 +45,11 @@ def resolve(path_or_id: str | Path) -> Path:
         raise CheckpointError(f"cannot download {str(path_or_id)!r} from the hub: {error}") from error
 
 
+def resolve_target(name: str) -> Path:
+    """As ``resolve``; 'bundled' is the target that comes with the package."""
+    return BUNDLED["target"] if name == "bundled" else resolve(name)
+
+
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object in a checkpoint folder; {} when the file is absent."""
     path = folder / name
@@ -99,7 +104,7 @@ def load_target(
     path_or_id: str | Path, *, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> tuple[Llama, PreTrainedTokenizerBase | None]:
     """Load a target and its tokenizer; raises CheckpointError saying what is missing or unsupported."""
-    folder = resolve(path_or_id)
+    folder = resolve_target(str(path_or_id))
     raw = read_json(folder, "config.json")
     if not raw:
         raise CheckpointError(f"{folder} has no config.json")

@@ -15,7 +15,16 @@ from models.eagle import ARCHITECTURE as EAGLE
 from models.errors import CheckpointError
 from models.llama import Llama
 from models.loader import BUNDLED as BUNDLED_FOLDERS
-from models.loader import eos_token_ids, load_drafter, load_eagle, load_target, optimize_for_inference, read_json, resolve
+from models.loader import (
+    eos_token_ids,
+    load_drafter,
+    load_eagle,
+    load_target,
+    optimize_for_inference,
+    read_json,
+    resolve,
+    resolve_target,
+)
 from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.drafters.base import Drafter
@@ -43,7 +52,7 @@ def load_engine(config: EngineConfig) -> Engine:
 
 def _load(config: EngineConfig) -> Engine:
     engine = load_uncompiled(config)
-    if _compiles(config, engine.target):
+    if _compiles(config, engine.target, engine.taps):
         compile_engine(engine, config)
     else:
         optimize_for_inference(engine.target)
@@ -53,11 +62,13 @@ def _load(config: EngineConfig) -> Engine:
     return engine
 
 
-def _compiles(config: EngineConfig, target: Llama) -> bool:
-    """Whether to compile; raises EngineLoadError where it was asked for and cannot be."""
+def _compiles(config: EngineConfig, target: Llama, taps: tuple[int, ...] = ()) -> bool:
+    """Whether to compile for a drafter with ``taps``; raises EngineLoadError where it was asked for and cannot be."""
     if config.compile == "off":
         return False
     reason = unsupported(target.device)
+    if any(tap < target.config.num_layers for tap in taps):
+        reason = "this drafter reads inner layers of the target, which a compiled one hides"
     if reason is None and config.compile == "auto" and sum(p.numel() for p in target.parameters()) > LARGEST_COMPILED:
         reason = "the model is so large that its products outweigh what compilation saves"
     if reason is not None and config.compile == "on":
@@ -71,7 +82,7 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.num_threads)
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
-    folder = BUNDLED_FOLDERS["target"] if config.model == BUNDLED else resolve(config.model)
+    folder = resolve_target(config.model)
     target, tokenizer = load_target(folder, dtype=dtype, device=device)
     length = config.max_model_len or target.config.max_position_embeddings
     if length > target.config.max_position_embeddings:
@@ -84,7 +95,7 @@ def load_uncompiled(config: EngineConfig) -> Engine:
     make_drafter, drafter_name = _drafter(config, target, shape)
     generation = read_json(folder, "generation_config.json")
     info = ModelInfo(
-        name=BUNDLED_FOLDERS["target"].name if config.model == BUNDLED else config.model.rstrip("/").rsplit("/", 1)[-1],
+        name=folder.name if config.model == BUNDLED else config.model.rstrip("/").rsplit("/", 1)[-1],
         max_model_len=length,
         vocab_size=target.config.vocab_size,
         dtype=str(dtype).removeprefix("torch."),
@@ -141,8 +152,6 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
     small = target.dtype if target.device.type != "cpu" else torch.float32
     if architecture == EAGLE:
         eagle = load_eagle(folder, target.config, dtype=small, device=target.device)
-        if any(tap < target.config.num_layers for tap in eagle.config.taps) and _compiles(config, target):
-            raise EngineLoadError("this drafter reads inner layers of the target, which a compiled one hides: add --compile off")
         return lambda slots, length: _behind_lookup(EagleDrafter(eagle, target, slots, length, shape), config), "eagle"
     if architecture in ARCHITECTURES and not is_moa(raw):
         model = _independent(folder, target, small)

@@ -21,7 +21,9 @@ class MethodName(str, Enum):
 
 
 def train_command(
-    target: Annotated[str, typer.Option(help="Target model: a folder or a hub id. It stays frozen.", rich_help_panel=RUN)],
+    target: Annotated[
+        str, typer.Option(help="Target model: a folder, a hub id or 'bundled'. It stays frozen.", rich_help_panel=RUN)
+    ],
     data: options.Data,
     out: options.Out,
     valid: options.Valid = None,

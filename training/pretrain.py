@@ -82,12 +82,9 @@ def pretrain_command(
     Several processes: torchrun --nproc_per_node 2 -m training.pretrain --data … (the same options).
     """
     given = options.settings(locals())
-    from models.loader import BUNDLED
     from training.config import PretrainConfig
     from training.run import pretrain
 
-    if base == "bundled":
-        given["base"] = str(BUNDLED["target"])
     folder = options.run("pretrain", lambda: pretrain(PretrainConfig(**given)))
     typer.echo(f"trained target in {folder}")
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from models.config import DecoderConfig, MoAConfig
 from models.eagle import Eagle, EagleConfig
 from models.llama import Llama
-from models.loader import eos_token_ids, load_drafter, load_eagle, load_target, resolve
+from models.loader import eos_token_ids, load_drafter, load_eagle, load_target, resolve, resolve_target
 from models.moa import MoA
 from training.config import PretrainConfig, RunConfig, TrainConfig
 from training.data import Corpus, load_corpus
@@ -57,7 +57,7 @@ def prepare(config: TrainConfig) -> Trainer:
     target, tokenizer = _load(config.target, config, config.torch_dtype, accelerator)
     corpus, valid = _corpora(config, tokenizer, accelerator)
     if config.regenerate is not None:
-        folder = resolve(config.target)
+        folder = resolve_target(config.target)
         writing = Writing(eos_token_ids(folder), config.max_length, temperature=config.regenerate_temperature, seed=config.seed)
         corpus = regenerated(corpus, config.regenerate, target, writing, config.cache, accelerator)
     set_seed(config.seed)
@@ -69,7 +69,7 @@ def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus 
     vocabulary = torch.from_numpy(corpus.frequent_response_tokens(config.draft_vocabulary)) if config.draft_vocabulary else None
     if config.method == "independent":
         model = _independent(config, target)
-        return IndependentTask(config, target, model, resolve(config.target), corpus, valid)
+        return IndependentTask(config, target, model, resolve_target(config.target), corpus, valid)
     if config.method == "moa":
         moa = _moa(config, target)
         moa.draft_vocabulary = vocabulary if vocabulary is not None else moa.draft_vocabulary
@@ -127,7 +127,7 @@ def prepare_target(config: PretrainConfig) -> Trainer:
     if config.fresh:
         target = fresh_target(target.config, config.sizes).to(accelerator.device)
     target.requires_grad_(True)
-    return _ready(Trainer(config, accelerator, TargetTask(config, target, resolve(config.base), corpus, valid)))
+    return _ready(Trainer(config, accelerator, TargetTask(config, target, resolve_target(config.base), corpus, valid)))
 
 
 def fresh_target(base: DecoderConfig, sizes: dict[str, int]) -> Llama:

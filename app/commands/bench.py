@@ -127,10 +127,10 @@ def lossless(
     from benchmarks.decoding import load_transformers
     from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
     from models.errors import CheckpointError
-    from models.loader import BUNDLED, load_tokenizer, resolve
+    from models.loader import load_tokenizer, resolve_target
 
     try:
-        tokenizer = load_tokenizer(BUNDLED["target"] if model == "bundled" else resolve(model))
+        tokenizer = load_tokenizer(resolve_target(model))
         if tokenizer is None:
             options.fail(f"--model {model}: no tokenizer, so prompts cannot be encoded")
         selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=max_prompt_tokens, seed=seed)

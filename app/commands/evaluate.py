@@ -78,7 +78,7 @@ def evaluate(
     from benchmarks.machine import decoding_settings
     from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
     from models.errors import CheckpointError
-    from models.loader import BUNDLED, load_tokenizer, resolve
+    from models.loader import load_tokenizer, resolve_target
     from speculative.errors import EngineError
     from speculative.loading import load_engine
 
@@ -86,7 +86,7 @@ def evaluate(
     configs = {name: replace(config, drafter=each) for name, each in names.items()}
     temperatures = temperature or [0.0, 1.0]
     try:
-        tokenizer = load_tokenizer(BUNDLED["target"] if config.model == "bundled" else resolve(config.model))
+        tokenizer = load_tokenizer(resolve_target(config.model))
         if tokenizer is None:
             options.fail(f"--model {config.model}: no tokenizer, so prompts cannot be encoded")
         path = prompts or BUNDLED_PROMPTS

@@ -126,5 +126,6 @@ def test_a_drafter_of_another_vocabulary_is_refused(make_engine: MakeEngine, tmp
 
 
 def test_inner_layers_of_a_compiled_target_cannot_be_read(make_engine: MakeEngine) -> None:
-    with pytest.raises(EngineLoadError, match="add --compile off"):
+    with pytest.raises(EngineLoadError, match="--compile on: this drafter reads inner layers"):
         make_engine(drafter="eagle3", compile="on")
+    assert make_engine(drafter="eagle3", compile="auto").target.compiled is None
