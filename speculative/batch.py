@@ -56,20 +56,3 @@ class TreeLayout(nn.Module):
         scratch_rows = F.pad(seen, (0, self.scratch - rows)).repeat_interleave(self.groups, dim=1)
         text = (columns < offsets.view(-1, 1, 1)).expand(-1, rows * self.groups, -1)
         return positions, write, additive(torch.cat((scratch_rows, text), dim=-1).unsqueeze(1), self.dtype)
-
-
-def borrowed_plan(
-    cache: KVCache, groups: int, offsets: Tensor, columns: Tensor, positions: Tensor, tree_mask: Tensor, first_row: int
-) -> AttentionPlan:
-    """Frontier nodes of draft trees in the target's own cache, for drafters that borrow its last layers.
-
-    ``tree_mask`` [B, 1, w, scratch'] says which drafted rows each node sees; ``offsets`` [B] and ``columns`` [S] as in TreeLayout.
-    """
-    device = cache.data.device
-    batch, _, width, drafted = tree_mask.shape
-    mask = torch.full((batch, 1, width, cache.scratch + len(columns)), float("-inf"), dtype=cache.data.dtype, device=device)
-    mask[..., :drafted] = tree_mask
-    mask[..., cache.scratch :].masked_fill_(columns < offsets.view(-1, 1, 1, 1), 0.0)
-    slots = torch.arange(batch, device=device).unsqueeze(1) * cache.rows_per_slot
-    write = (slots + torch.arange(first_row, first_row + width, device=device)).flatten()
-    return AttentionPlan(0, batch, width, positions, write, mask.repeat_interleave(groups, dim=2))

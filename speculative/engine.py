@@ -193,9 +193,8 @@ class Engine:
         # Per row: slot, position, token, and where it stands in the cache now and from now on.
         kept: list[tuple[int, int, int, int, int]] = []
         drafter_sees: list[int] = []
-        verified_rows: list[int] = []
         scratch = self.cache.scratch
-        for index, (sequence, acceptance) in enumerate(zip(batch, accepted, strict=True)):
+        for sequence, acceptance in zip(batch, accepted, strict=True):
             if sequence.speculative:
                 drafter_sees.extend(range(len(kept), len(kept) + len(acceptance.tokens)))
             tokens = (sequence.tokens[-1], *acceptance.tokens)
@@ -203,7 +202,6 @@ class Engine:
                 slot, position = sequence.slot, sequence.num_computed + depth
                 drafted, final = self.cache.flat_row(slot, row - scratch), self.cache.flat_row(slot, position)
                 kept.append((slot, position, tokens[depth], drafted, final))
-                verified_rows.append(index * tree.num_rows + row)
         if tree.num_rows == 1 and not drafter_sees:
             return
         # One tensor instead of five: making one costs more than its few numbers.
@@ -211,11 +209,13 @@ class Engine:
         if tree.num_rows > 1:
             self.cache.move_rows(drafted_rows, final_rows)
         if self.drafter is not None and drafter_sees:
-            tapped = None if tapped is None else tapped.index_select(0, self._tensor(verified_rows))
+            if tapped is not None:
+                rows = [n * tree.num_rows + row for n, path in enumerate(accepted) for row in (0, *path.rows)]
+                tapped = tapped.index_select(0, self._tensor(rows))
             verified = VerifiedTokens(slots, positions, token_ids, tapped)
-            self.drafter.extend(
-                verified if len(drafter_sees) == len(kept) else verified.only(self._tensor(drafter_sees)), self.cache
-            )
+            if len(drafter_sees) < len(kept):
+                verified = verified.only(self._tensor(drafter_sees))
+            self.drafter.extend(verified, self.cache)
 
     def _finish(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
         self._release(sequence)

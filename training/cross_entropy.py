@@ -54,9 +54,13 @@ class _CrossEntropy(torch.autograd.Function):
         shares = weights / weights.sum().clamp(min=1e-9)
         to_weight = torch.zeros_like(weight, dtype=torch.float32) if trains_weight else None
         to_features, losses, correct = [], [], []
+        # Once, and not for every chunk, in the type that autocast would choose.
+        device = features.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
+        head = weight.to(dtype)
         for start in range(0, len(features), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
-            logits, target = F.linear(features[rows], weight), wanted(rows)
+            logits, target = F.linear(features[rows].to(dtype), head), wanted(rows)
             log_probabilities = torch.log_softmax(logits.float(), dim=-1)
             labels = target.dim() == 1
             if agreement:
@@ -74,9 +78,9 @@ class _CrossEntropy(torch.autograd.Function):
             else:
                 difference.sub_(target)
             difference = difference.mul_(shares[rows].unsqueeze(1)).to(logits.dtype)
-            to_features.append((difference @ weight.to(logits.dtype)).to(features.dtype))
+            to_features.append((difference @ head).to(features.dtype))
             if to_weight is not None:
-                to_weight += difference.T @ features[rows].to(logits.dtype)
+                to_weight += difference.T @ features[rows].to(dtype)
         ctx.save_for_backward(
             torch.cat(to_features) if to_features else torch.zeros_like(features),
             None if to_weight is None else to_weight.to(weight.dtype),

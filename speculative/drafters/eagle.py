@@ -10,11 +10,9 @@ from models.eagle import Eagle
 from models.kv_cache import KVCache
 from models.llama import Llama
 from models.loader import optimize_for_inference
-from speculative.batch import borrowed_plan
 from speculative.drafters.base import VerifiedTokens
-from speculative.drafters.growth import Candidates, Frontier, Level, candidates, grow, seeing_themselves
-from speculative.drafters.moa_network import draft_head
-from speculative.drafters.tree_drafter import TreeDrafter, root_mask
+from speculative.drafters.growth import Candidates, Frontier, Level, expand
+from speculative.drafters.tree_drafter import TreeDrafter, frontier_plan, root_mask
 from speculative.policy import DraftShape
 
 
@@ -29,7 +27,7 @@ class EagleDrafter(TreeDrafter):
     def __init__(self, eagle: Eagle, target: Llama, num_slots: int, length: int, shape: DraftShape) -> None:
         config, device = eagle.config, target.device
         self.eagle, self.target, self.taps = eagle, target, config.taps
-        self.head = draft_head(target, eagle.draft_vocabulary)
+        self.head = target.head_over(eagle.draft_vocabulary)
         self.dtype = eagle.layer.qkv.weight.dtype
         self.scratch = 1 + shape.depth * shape.breadth
         heads, head_dim = config.num_kv_heads, config.target.head_dim
@@ -68,19 +66,15 @@ class EagleDrafter(TreeDrafter):
         self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
     ) -> tuple[None, Candidates, Frontier, Tensor]:
         """As in TreeDrafter."""
-        eagle, frontier, text, place = self.eagle, level.frontier, level.text, level.place
-        width = frontier.tokens.shape[1]
+        eagle, frontier = self.eagle, level.frontier
         mask, parents = frontier.inherited.split((self.scratch, eagle.config.target.hidden_size), dim=-1)
-        positions = (text.lengths + place.depth).repeat_interleave(width)
-        groups = eagle.layer.num_heads // eagle.layer.num_kv_heads
-        plan = borrowed_plan(self.cache, groups, *text, positions, mask.unsqueeze(1), int(place.row))
+        plan = frontier_plan(self.cache, eagle.layer.num_heads // eagle.layer.num_kv_heads, level, mask)
         inputs = eagle.inputs(self._embed(frontier.tokens.flatten()), parents.flatten(0, 1))
-        features = eagle.layer(inputs, eagle.rotary(positions), cached_attention(self.cache, 0, plan, eagle.layer.num_heads))
+        attend = cached_attention(self.cache, 0, plan, eagle.layer.num_heads)
+        features = eagle.layer(inputs, eagle.rotary(plan.positions), attend)
         logits = self.head(eagle.entering(features).to(self.head.weight.dtype)).float().unflatten(0, frontier.tokens.shape)
-        log_probs, ids = candidates(level, logits, eagle.draft_vocabulary, breadth)
         handed_on = torch.cat((mask, features.unflatten(0, frontier.tokens.shape)), dim=-1)
-        everything, following, reach = grow(frontier._replace(inherited=handed_on), level.grown, log_probs, ids, breadth)
-        return None, everything, seeing_themselves(following, place.row + width), reach
+        return None, *expand(level, logits, eagle.draft_vocabulary, breadth, handed_on, masked=True)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         return self.target.embed(token_ids).to(self.dtype)

@@ -148,6 +148,20 @@ def grow(
     return everything, following, best.exp().sum(dim=1).mean().unsqueeze(0)
 
 
+def expand(
+    level: Level, logits: Tensor, draft_vocabulary: Tensor | None, breadth: int, inherited: Tensor, *, masked: bool
+) -> tuple[Candidates, Frontier, Tensor]:
+    """The frontier's logits [B, w, V] -> as ``grow``; its children inherit ``inherited`` [B, w, …] of their parents.
+
+    Where that begins with a mask of scratch rows (``masked``), each of them sees its own row too.
+    """
+    log_probs, ids = candidates(level, logits, draft_vocabulary, breadth)
+    everything, following, reach = grow(level.frontier._replace(inherited=inherited), level.grown, log_probs, ids, breadth)
+    if masked:
+        following = seeing_themselves(following, level.place.row + level.frontier.tokens.shape[1])
+    return everything, following, reach
+
+
 def seeing_themselves(frontier: Frontier, first_row: Tensor) -> Frontier:
     """A frontier that has inherited its parents' masks, each node seeing its own scratch row too; they begin at ``first_row``."""
     mask = frontier.inherited

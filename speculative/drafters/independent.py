@@ -10,10 +10,9 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.loader import optimize_for_inference
 from models.plans import span_of
-from speculative.batch import borrowed_plan
 from speculative.drafters.base import VerifiedTokens
-from speculative.drafters.growth import Candidates, Frontier, Level, candidates, grow, seeing_themselves
-from speculative.drafters.tree_drafter import TreeDrafter, root_mask
+from speculative.drafters.growth import Candidates, Frontier, Level, expand
+from speculative.drafters.tree_drafter import TreeDrafter, frontier_plan, root_mask
 from speculative.policy import DraftShape
 
 
@@ -51,16 +50,11 @@ class IndependentDrafter(TreeDrafter):
         self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
     ) -> tuple[None, Candidates, Frontier, Tensor]:
         """As in TreeDrafter."""
-        model, frontier, text, place = self.model, level.frontier, level.text, level.place
-        width = frontier.tokens.shape[1]
-        positions = (text.lengths + place.depth).repeat_interleave(width)
-        mask = frontier.inherited.unsqueeze(1)
-        plan = borrowed_plan(self.cache, model.config.groups, *text, positions, mask, int(place.row))
+        model, frontier = self.model, level.frontier
+        plan = frontier_plan(self.cache, model.config.groups, level, frontier.inherited)
         hidden = model.run_layers(model.embed(frontier.tokens.flatten()), plan, self.cache, first_layer=0)
         logits = model.logits(hidden).float().unflatten(0, frontier.tokens.shape)
-        log_probs, ids = candidates(level, logits, None, breadth)
-        everything, following, reach = grow(frontier, level.grown, log_probs, ids, breadth)
-        return None, everything, seeing_themselves(following, place.row + width), reach
+        return None, *expand(level, logits, None, breadth, frontier.inherited, masked=True)
 
 
 def _ragged_plan(cache: KVCache, groups: int, slots: Tensor, positions: Tensor) -> tuple[AttentionPlan, Tensor]:

@@ -14,11 +14,10 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.loader import optimize_for_inference
 from models.moa import MoA
-from speculative.batch import borrowed_plan
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.growth import Candidates, Frontier, Level
 from speculative.drafters.moa_network import MoANetwork
-from speculative.drafters.tree_drafter import TreeDrafter, root_mask
+from speculative.drafters.tree_drafter import TreeDrafter, frontier_plan, root_mask
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
 
@@ -133,11 +132,10 @@ class MoADrafter(TreeDrafter):
 
     def _through_borrowed(self, level: Level, feature: Tensor, target_cache: KVCache) -> Tensor:
         """Run the target's last N layers on the frontier: [B·w, E] -> [B·w, E]."""
-        target, frontier, text, place = self.target, level.frontier, level.text, level.place
-        positions = (text.lengths + place.depth).repeat_interleave(frontier.tokens.shape[1])
+        target = self.target
         return target.run_layers(
             feature.to(target.dtype),
-            borrowed_plan(target_cache, target.config.groups, *text, positions, frontier.inherited.unsqueeze(1), int(place.row)),
+            frontier_plan(target_cache, target.config.groups, level, level.frontier.inherited),
             target_cache,
             first_layer=target.config.num_layers - self.borrowed,
         )

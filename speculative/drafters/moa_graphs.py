@@ -53,7 +53,10 @@ def _expanded(network: MoANetwork, level: Level, entering: Tensor, breadth: int)
 
 
 class _Level(nn.Module):
-    """A whole level, the choice of the next frontier included; without ``sampling`` settings a greedy one."""
+    """A whole level, the choice of the next frontier included; without ``sampling`` settings a greedy one.
+
+    ``known`` is what ``MoANetwork.block`` has told, one tensor, or without a block the windows of SA's and CA's caches.
+    """
 
     def __init__(self, network: MoANetwork, sa: _Slots, ca: _Slots, breadth: int) -> None:
         super().__init__()
@@ -67,12 +70,15 @@ class _Level(nn.Module):
         place: Tensors,
         temperature: Tensor,
         sampling: Tensors,
-        sa: Layers,
-        ca: Layers,
+        known: tuple[Any, ...],
     ) -> tuple[Tensors, Tensors, Tensor]:
-        level = _level(frontier, grown, text, place, temperature, sampling)
-        feature = self.network.feature(level, self.sa.window(sa), self.ca.window(ca))
-        return _expanded(self.network, level, feature.unflatten(0, level.frontier.tokens.shape), self.breadth)
+        level, network = _level(frontier, grown, text, place, temperature, sampling), self.network
+        if network.moa.block is not None:
+            entering = network.states(level, known[0])
+        else:
+            feature = network.feature(level, self.sa.window(known[0]), self.ca.window(known[1]))
+            entering = feature.unflatten(0, level.frontier.tokens.shape)
+        return _expanded(network, level, entering, self.breadth)
 
 
 class _Block(nn.Module):
@@ -89,27 +95,6 @@ class _Block(nn.Module):
         known = self.network.block(level.frontier.tokens, level.text, self.sa.window(sa), self.ca.window(ca))
         entering = known[:, :1, : level.frontier.inherited.shape[-1]]
         return known, *_expanded(self.network, level, entering, self.breadth)
-
-
-class _BlockLevel(nn.Module):
-    """As ``_Level``, in a block of which ``known`` is what ``MoANetwork.block`` has told."""
-
-    def __init__(self, network: MoANetwork, breadth: int) -> None:
-        super().__init__()
-        self.network, self.breadth = network, breadth
-
-    def forward(
-        self,
-        frontier: Tensors,
-        grown: Tensors,
-        text: Tensors,
-        place: Tensors,
-        temperature: Tensor,
-        sampling: Tensors,
-        known: Tensor,
-    ) -> tuple[Tensors, Tensors, Tensor]:
-        level = _level(frontier, grown, text, place, temperature, sampling)
-        return _expanded(self.network, level, self.network.states(level, known), self.breadth)
 
 
 class _Tree(nn.Module):
@@ -157,13 +142,12 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     windows = (window(drafter.sa_cache, 96 + drafter.scratch), window(drafter.ca_cache, 112))
 
     def level(name: str, settings: Tensors) -> Graph:
-        module: nn.Module = _Level(network, sa, ca, drafter.breadth)
         known: tuple[Any, ...] = windows
         known_sizes: tuple[Any, ...] = (window_sizes, window_sizes)
         if block is not None:
-            module, known_sizes = _BlockLevel(network, drafter.breadth), ({0: DYNAMIC},)
+            known_sizes = ({0: DYNAMIC},)
             known = (torch.zeros(batch, block.size, hidden_size + 2 * block.intermediate_size, dtype=dtype),)
-        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(settings), *known)
+        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(settings), known)
         sizes = (
             (each,) * len(frontier),
             (each,) * len(grown),
@@ -171,9 +155,9 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
             (None,) * len(place),
             None,
             ({0: DYNAMIC},) * len(settings),
-            *known_sizes,
+            known_sizes,
         )
-        return Graph(name, module, inputs, sizes, settings=f"breadth {drafter.breadth}")
+        return Graph(name, _Level(network, sa, ca, drafter.breadth), inputs, sizes, settings=f"{sa} {ca} breadth {drafter.breadth}")
 
     numbers = torch.arange(tokens)
     remember_inputs = (numbers, numbers.clone(), numbers.clone(), window(target_cache, 96), *windows)

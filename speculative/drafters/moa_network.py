@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from models.attention import AttentionPlan, additive, cached_attention
 from models.kv_cache import KVCache, KVWindow
-from models.layers import Linear
 from models.llama import Llama
 from models.moa import MoA
-from speculative.drafters.growth import Candidates, Frontier, Level, Text, candidates, grow, seeing_themselves
+from speculative.drafters.growth import Candidates, Frontier, Level, Text, expand
 
 
 class MoANetwork(nn.Module):
@@ -20,7 +19,7 @@ class MoANetwork(nn.Module):
     def __init__(self, moa: MoA, target: Llama) -> None:
         super().__init__()
         self.moa, self.target = moa, target
-        self.head = draft_head(target, moa.draft_vocabulary)
+        self.head = target.head_over(moa.draft_vocabulary)
         self.dtype = moa.sa.qkv.weight.dtype
         self.known_tokens: Tensor | None
         self.known_index: Tensor | None
@@ -126,23 +125,11 @@ class MoANetwork(nn.Module):
 
     def expand(self, level: Level, entering: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
         """What enters the head [B, w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
-        frontier, grown, place = level.frontier, level.grown, level.place
         # Rows in line: compiled, a product of three dimensions is one for each sequence.
         logits = self.head(entering.flatten(0, 1).to(self.head.weight.dtype)).float().unflatten(0, entering.shape[:2])
-        log_probs, ids = candidates(level, logits, self.moa.draft_vocabulary, breadth)
-        if self.moa.block is not None:
-            return grow(frontier._replace(inherited=entering), grown, log_probs, ids, breadth)
-        everything, following, reach = grow(frontier, grown, log_probs, ids, breadth)
-        return everything, seeing_themselves(following, place.row + frontier.tokens.shape[1]), reach
+        moa = self.moa
+        inherited = level.frontier.inherited if moa.block is None else entering
+        return expand(level, logits, moa.draft_vocabulary, breadth, inherited, masked=moa.block is None)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         return self.target.embed(token_ids).to(self.dtype)
-
-
-def draft_head(target: Llama, draft_vocabulary: Tensor | None) -> Linear:
-    """The target's LM head, cut to the draft vocabulary where there is one."""
-    if draft_vocabulary is None:
-        return target.lm_head
-    head = Linear(target.config.hidden_size, len(draft_vocabulary)).requires_grad_(False)
-    head.weight = nn.Parameter(target.lm_head.weight[draft_vocabulary], requires_grad=False)
-    return head

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from models.attention import AttentionPlan
 from models.kv_cache import KVCache
 from models.llama import CompiledGraph
 from models.plans import counting, span_of
@@ -94,6 +95,22 @@ class TreeDrafter(ABC):
         else:
             tokens, parents = best_tree(grown, rows)
         return DraftTree(tokens, parents, tuple(count if sequence.speculative else 0 for sequence in sequences))
+
+
+def frontier_plan(cache: KVCache, groups: int, level: Level, seen: Tensor) -> AttentionPlan:
+    """A frontier's rows in a cache of text and scratch rows, for drafters that run whole layers on it.
+
+    ``seen`` [B, w, scratch'] is an additive mask of the drafted rows that each node sees, its own included.
+    """
+    text, place, device = level.text, level.place, cache.data.device
+    batch, width, drafted = seen.shape
+    mask = torch.full((batch, 1, width, cache.scratch + len(text.columns)), float("-inf"), dtype=cache.data.dtype, device=device)
+    mask[..., :drafted] = seen.unsqueeze(1)
+    mask[..., cache.scratch :].masked_fill_(text.columns < text.lengths.view(-1, 1, 1, 1), 0.0)
+    slots = torch.arange(batch, device=device).unsqueeze(1) * cache.rows_per_slot
+    write = (slots + place.row + torch.arange(width, device=device)).flatten()
+    positions = (text.lengths + place.depth).repeat_interleave(width)
+    return AttentionPlan(0, batch, width, positions, write, mask.repeat_interleave(groups, dim=2))
 
 
 @cache
