@@ -143,7 +143,7 @@ class MoAConfig:
 
     ``draft_block_size`` positions are drafted in one pass (see ``block``); 0 is the paper's way, level by level. For ablations:
     without ``reads_all_layers`` memory is a projection of the last layer's keys and values alone (no LSA), without
-    ``attends_to_all_memory`` CA sees the newest memory only.
+    ``attends_to_all_memory`` CA sees the newest memory only. ``has_entry``: see ``entry``; the paper's drafter has none.
     """
 
     target: DecoderConfig
@@ -158,6 +158,7 @@ class MoAConfig:
     draft_block_intermediate_size: int = 0
     reads_all_layers: bool = True
     attends_to_all_memory: bool = True
+    has_entry: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not divide or do not go together."""
@@ -195,12 +196,13 @@ class MoAConfig:
                 draft_block_intermediate_size=int(config.get("draft_block_intermediate_size", 0)),
                 reads_all_layers=bool(config.get("reads_all_layers", True)),
                 attends_to_all_memory=bool(config.get("attends_to_all_memory", True)),
+                has_entry=bool(config.get("has_entry", False)),
             )
         except KeyError as error:
             raise CheckpointError(f"not a MoA drafter: config.json has no {error.args[0]!r}") from None
 
     def to_hf(self) -> dict[str, Any]:
-        """The MoA keys as the authors name them, and ours for a draft block; the inverse of ``from_hf``."""
+        """The MoA keys as the authors name them, and ours for what the paper has not; the inverse of ``from_hf``."""
         block = {
             "draft_block_size": self.draft_block_size,
             "draft_block_intermediate_size": self.draft_block_intermediate_size,
@@ -216,6 +218,7 @@ class MoAConfig:
             **(block if self.draft_block_size else {}),
             **({} if self.reads_all_layers else {"reads_all_layers": False}),
             **({} if self.attends_to_all_memory else {"attends_to_all_memory": False}),
+            **({"has_entry": True} if self.has_entry else {}),
         }
 
     @classmethod

@@ -25,7 +25,7 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 BUNDLED = {"target": PRETRAINED / "concierge", "drafter": PRETRAINED / "concierge-moa"}
 """Folders of the bundled pair."""
 
-BLOCK = "draft_block"
+MOA_EXTRAS = {"block": "draft_block", "entry": "entry"}
 MOA_LAYERS = {"lsa": "layer_self_attention", "sa": "self_attention", "ca": "cross_attention"}
 """Our names of a drafter's layers, and the authors'."""
 
@@ -134,8 +134,9 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
         state.update({f"{ours}.{name}": value for name, value in _layer_state(tensors, f"{theirs}.", layer).items()})
     for name in ("weight", "bias"):
         state[f"to_memory.{name}"] = _take(tensors, f"Ekv2E.{name}")
-    if model.block is not None:
-        state.update({f"block.{name}": _take(tensors, f"{BLOCK}.{name}") for name, _ in model.block.named_parameters()})
+    for ours, theirs in MOA_EXTRAS.items():
+        if (module := getattr(model, ours)) is not None:
+            state.update({f"{ours}.{name}": _take(tensors, f"{theirs}.{name}") for name, _ in module.named_parameters()})
     _fill(model, state, folder)
     if "draft_vocabulary" in tensors:
         model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from models.attention import full_attention, masked_attention
 from models.block import BlockHead
 from models.config import MoAConfig, RopeConfig
+from models.entry import Entry
 from models.kv_cache import lsa_layout
 from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, keys_values, queries
 from models.llama import Llama, TargetActivations
@@ -47,6 +48,7 @@ class MoA(nn.Module):
         self.to_memory = Linear(kv_size, target.hidden_size, bias=True)
         self.sa = DecoderLayer(target.hidden_size, heads, config.sa_num_kv_heads, target.head_dim, config.sa_intermediate_size, eps)
         self.ca = DecoderLayer(target.hidden_size, heads, config.ca_num_kv_heads, target.head_dim, config.ca_intermediate_size, eps)
+        self.entry = Entry(target.hidden_size, eps) if config.has_entry else None
         size, width = config.draft_block_size, config.draft_block_intermediate_size
         self.block = BlockHead(target.hidden_size, size, width, eps) if size else None
         self.draft_vocabulary: Tensor | None = None
@@ -80,18 +82,33 @@ class MoA(nn.Module):
                 writing.weight.copy_(writing.weight[order])
         self.reads_cache_layout = True
 
-    def memory(self, kv: Tensor) -> Tensor:
+    def memory(self, kv: Tensor, hidden: Tensor | None = None) -> Tensor:
         """Layer self-attention (or, without it, the last layer): n verified tokens' keys and values [n, L, E_kv] -> memory [n, E].
 
-        In ``lsa_layout``, or after ``read_cache_layout`` in a cache's.
+        In ``lsa_layout``, or after ``read_cache_layout`` in a cache's. A drafter with an entry needs ``hidden`` [n, E] too, the
+        target's final hidden states.
         """
         n, layers, _ = kv.shape
         summary = kv[:, -1]
         if self.lsa is not None:
             rope, attend = self._layer_rope(n, kv), attention_over_layers(n, self.lsa, kv.device)
             summary = self.lsa(kv.flatten(0, 1), rope, attend).view(n, layers, -1).mean(dim=1)
-        out: Tensor = self.to_memory(summary)
-        return out
+        return self.with_top(self.to_memory(summary), hidden)
+
+    def with_top(self, memory: Tensor, hidden: Tensor | None) -> Tensor:
+        """Memory [n, E] of keys and values -> with what an entry reads besides: the target's final hidden states [n, E]."""
+        if self.entry is None:
+            return memory
+        if hidden is None:
+            raise ValueError("a drafter with an entry reads the target's final hidden states too")
+        return memory + self.entry.of_target(hidden.to(memory.dtype)).to(memory.dtype)
+
+    def start(self, embeddings: Tensor, newest: Tensor | None) -> Tensor:
+        """The residual stream of drafted positions [n, E]: their embeddings, or by an entry, with their ``newest`` memory."""
+        if self.entry is None:
+            return embeddings
+        assert newest is not None
+        return self.entry.of_tokens(embeddings) + newest
 
     def _layer_rope(self, n: int, like: Tensor) -> Rope:
         """Rotations of layers 0 … L−1, once for each of n tokens; the table is kept, as serving asks for it at every step."""
@@ -116,6 +133,11 @@ class MoA(nn.Module):
         """
         return keys_values(self.sa, embeddings, rope)
 
+    def attend_to_tokens(self, embeddings: Tensor, newest: Tensor | None, rope: Rope, attend: Attend) -> Tensor:
+        """SA on drafted positions: their embeddings, and for an entry their newest memory, [n, E] -> [n, E]."""
+        attended = attend(*self.sa.project(self.sa.input_norm(embeddings), rope))
+        return self.sa.finish(self.start(embeddings, newest), attended)
+
     def cross_queries(self, x: Tensor, rope: Rope) -> Tensor:
         """SA's output [n, E] -> CA's rotated queries [n, h, d]."""
         return queries(self.ca, x, rope)
@@ -136,11 +158,14 @@ class MoA(nn.Module):
         """
         batch, length = token_ids.shape
         target_config = self.config.target
-        memory = self.memory(activations.kv.flatten(0, 1))
+        memory = self.memory(activations.kv.flatten(0, 1), activations.hidden.flatten(0, 1))
         self.rotary.reserve(length, memory)
         rope = self.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
         embeddings = target.embed(token_ids.flatten())
-        hidden = self.sa(embeddings, rope, masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask))
+        last = torch.where(boundaries, torch.arange(length, device=token_ids.device), 0).cummax(dim=1).values
+        newest = memory.view(batch, length, -1).gather(1, last.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).flatten(0, 1)
+        attend = masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask)
+        hidden = self.attend_to_tokens(embeddings, newest, rope, attend)
         queries = self.cross_queries(hidden, rope).unflatten(0, (batch, length))
         keys, values = self.cross_keys_values(memory, rope).view(batch, length, 2, -1, target_config.head_dim).unbind(2)
         attended = full_attention(queries, keys, values, ca_mask).flatten(0, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.eagle import Eagle
 from models.layers import DecoderLayer
 from models.llama import Llama
-from models.loader import BLOCK, MOA_LAYERS, read_json, to_group_major
+from models.loader import MOA_EXTRAS, MOA_LAYERS, read_json, to_group_major
 from models.moa import MoA
 
 MAX_SHARD = "15MB"
@@ -29,8 +29,9 @@ def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloa
     tensors["Ekv2E.weight"] = drafter.to_memory.weight
     if drafter.to_memory.bias is not None:
         tensors["Ekv2E.bias"] = drafter.to_memory.bias
-    if drafter.block is not None:
-        tensors.update({f"{BLOCK}.{name}": parameter for name, parameter in drafter.block.named_parameters()})
+    for ours, theirs in MOA_EXTRAS.items():
+        if (module := getattr(drafter, ours)) is not None:
+            tensors.update({f"{theirs}.{name}": parameter for name, parameter in module.named_parameters()})
     if drafter.draft_vocabulary is not None:
         tensors["draft_vocabulary"] = drafter.draft_vocabulary.to(torch.int32)
     _save(tensors, folder, dtype, max_shard)

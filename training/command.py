@@ -95,6 +95,15 @@ def train_command(
     draft_block_mlp: Annotated[
         int | None, typer.Option(help="Units of that small network. (default: the target's hidden size)", rich_help_panel=SIZES)
     ] = None,
+    without_entry: Annotated[
+        bool,
+        typer.Option(
+            "--without-entry",
+            help="The paper's drafter: drafts know the target through cross-attention and its layers' keys and values alone. "
+            "(default: memory reads its final hidden state too, and drafts start from the newest memory)",
+            rich_help_panel=SIZES,
+        ),
+    ] = False,
     without_lsa: Annotated[
         bool,
         typer.Option("--without-lsa", help="For ablations: memory is the last layer's keys and values.", rich_help_panel=SIZES),

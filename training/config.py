@@ -150,6 +150,7 @@ class TrainConfig(RunConfig):
     layers_inferred: int = 0
     draft_block: int | None = None
     draft_block_mlp: int | None = None
+    without_entry: bool = False
     without_lsa: bool = False
     without_ca: bool = False
     draft_kv_heads: int | None = None
@@ -210,7 +211,7 @@ class TrainConfig(RunConfig):
         for name in refused:
             if name not in own and getattr(self, name) is not None:
                 raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
-        for name in ("layers_inferred", "without_lsa", "without_ca") if self.method != "moa" else ():
+        for name in ("layers_inferred", "without_entry", "without_lsa", "without_ca") if self.method != "moa" else ():
             if getattr(self, name):
                 raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
         if self.method == "independent" and self.draft_vocabulary is not None:
@@ -229,6 +230,8 @@ class TrainConfig(RunConfig):
             "target_layer_inference": self.layers_inferred,
             "draft_block_size": self.draft_block,
             "draft_block_intermediate_size": self.draft_block_mlp,
+            # A drafter that is trained on stays what it is.
+            "has_entry": False if self.without_entry else True if self.init_from is None else None,
             "reads_all_layers": False if self.without_lsa else None,
             "attends_to_all_memory": False if self.without_ca else None,
         }

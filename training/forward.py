@@ -62,7 +62,7 @@ class DraftForward(nn.Module):
         # The borrowed layers of later positions read what was predicted for every drafted one.
         computed = wanted | ~boundaries if inferred else wanted
         padded = Padded(computed)
-        memory = self.memory(truth.kv.flatten(0, 1))
+        memory = self.memory(truth.kv.flatten(0, 1), truth.hidden.flatten(0, 1))
         predicted = self._cross_attend(target, token_ids, memory, sa_mask, ca_mask, boundaries, padded)
         if not inferred:
             return DraftRows(predicted, None)
@@ -71,18 +71,19 @@ class DraftForward(nn.Module):
         feature = self._through_borrowed(target, predicted, truth, boundaries, rows)
         return DraftRows(feature.index_select(0, rows.index_select(0, kept)), predicted.index_select(0, kept))
 
-    def memory(self, kv: Tensor) -> Tensor:
-        """Layer self-attention of n tokens: [n, L, E_kv] -> [n, E]."""
+    def memory(self, kv: Tensor, hidden: Tensor) -> Tensor:
+        """As ``MoA.memory``, of n tokens: [n, L, E_kv] and [n, E] -> [n, E]."""
         moa = self.moa
         if moa.lsa is None:
-            return moa.memory(kv)
+            return moa.memory(kv, hidden)
         count, layers, _ = kv.shape
         size = min(count, CPU_CHUNK if kv.device.type == "cpu" else GPU_CHUNK)
         moa.layer_rotary.reserve(layers, kv)
         rope = moa.layer_rotary(torch.arange(layers, device=kv.device).repeat(size))
         # All chunks are alike, the last one filled up: one shape to compile and to keep oneDNN's kernels for.
         kv = F.pad(kv, (0, 0, 0, 0, 0, -count % size))
-        return torch.cat([self._read_layers(part, rope) for part in kv.split(size)])[:count]
+        memory = torch.cat([self._read_layers(part, rope) for part in kv.split(size)])[:count]
+        return moa.with_top(memory, hidden)
 
     def _lsa(self, kv: Tensor, rope: Rope) -> Tensor:
         moa = self.moa
@@ -122,7 +123,11 @@ class DraftForward(nn.Module):
             drafted = padded.fill(moa.self_keys_values(inputs, own_rope))
             together = (block_of.unsqueeze(2) == block_of.unsqueeze(1)).tril()
             texts, seen = torch.cat((texts, drafted), dim=1), torch.cat((seen & remembered, together), dim=2)
-        hidden = moa.sa.finish(inputs, padded.attend(queries(moa.sa, inputs, own_rope), texts, seen))
+        newest: Tensor | None = None
+        if moa.entry is not None:
+            row_starts = torch.arange(batch, device=rows.device).unsqueeze(1) * length
+            newest = memory.index_select(0, (last_boundaries(boundaries) + row_starts).flatten().index_select(0, rows))
+        hidden = moa.sa.finish(moa.start(inputs, newest), padded.attend(queries(moa.sa, inputs, own_rope), texts, seen))
         memories = moa.cross_keys_values(memory, rope).unflatten(0, (batch, length))
         out = moa.ca.finish(hidden, padded.attend(queries(moa.ca, hidden, own_rope), memories, remembered))
         return out if moa.block is None else _block_states(moa.block, out, own, depths)

@@ -1,6 +1,7 @@
 """Tree drafting with a Mixture-of-Attentions drafter, batched over sequences.
 
-Memory, and SA's keys and values, are kept for verified tokens; tree nodes live in SA's scratch rows while a tree grows.
+What drafting needs of memory and SA's keys and values are kept for verified tokens; tree nodes live in SA's scratch rows while a
+tree grows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from models.loader import optimize_for_inference
 from models.moa import MoA
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.growth import Candidates, Frontier, Level
-from speculative.drafters.moa_network import MoANetwork
+from speculative.drafters.moa_network import DraftCaches, MoANetwork
 from speculative.drafters.tree_drafter import TreeDrafter, frontier_plan, root_mask
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
@@ -38,6 +39,8 @@ class MoADrafter(TreeDrafter):
             if moa.lsa is not None:
                 moa.lsa.to(torch.bfloat16)
             moa.to_memory.to(torch.bfloat16)
+            if moa.entry is not None:
+                moa.entry.from_hidden.to(torch.bfloat16)
         self.network = MoANetwork(moa, target)
         self.borrowed = moa.config.target_layer_inference
         config = moa.config
@@ -49,11 +52,16 @@ class MoADrafter(TreeDrafter):
             )
         self.breadth, self.scratch = shape.breadth, 1 + shape.depth * shape.breadth if block is None else block.size
         device, dtype = target.device, self.network.dtype
-        self.sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
-        self.ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
+        sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
+        ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
+        self.caches = [sa_cache, ca_cache]
+        if moa.entry is not None:
+            self.taps = (config.target.num_layers,)
+            self.caches.append(KVCache(1, num_slots, 0, length, 1, config.target.hidden_size // 2, dtype=dtype, device=device))
+        self.kept = DraftCaches(*self.caches)
         moa.rotary.reserve(length + self.scratch, moa.sa.qkv.weight)
         moa.layer_rotary.reserve(config.target.num_layers, moa.to_memory.weight)
-        super().__init__(device, self.sa_cache)
+        super().__init__(device, sa_cache)
 
     def pack(self) -> None:
         """Prepare the network's weights for inference without compiled graphs."""
@@ -67,19 +75,19 @@ class MoADrafter(TreeDrafter):
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Move memory and SA's state."""
-        self.sa_cache.move_slot(source, destination, length)
-        self.ca_cache.move_slot(source, destination, length)
+        for each in self.caches:
+            each.move_slot(source, destination, length)
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""
-        token_ids, slots, positions = verified.token_ids, verified.slots, verified.positions
+        token_ids, slots, positions, hidden = verified.token_ids, verified.slots, verified.positions, verified.tapped
         if remember := self.compiled.get("remember"):
-            windows = (layer for kv in (target_cache, self.sa_cache, self.ca_cache) for layer in kv.window(0, kv.num_slots))
-            remember([token_ids, slots, positions, *windows])
+            windows = (layer for kv in (target_cache, *self.caches) for layer in kv.window(0, kv.num_slots))
+            remember([token_ids, slots, positions, *(() if hidden is None else (hidden,)), *windows])
             return
         kv = target_cache.gather(target_cache.flat_rows(slots, positions))
-        rows = (self.sa_cache.flat_rows(slots, positions), self.ca_cache.flat_rows(slots, positions))
-        self.network.remember(token_ids, positions, kv, self.sa_cache, self.ca_cache, rows)
+        rows = tuple(each.flat_rows(slots, positions) for each in self.caches)
+        self.network.remember(token_ids, positions, kv, hidden, self.kept, rows)
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """In a block no state; else the mask of the scratch row that is the root's own."""
@@ -106,7 +114,7 @@ class MoADrafter(TreeDrafter):
                 return out[0], Candidates(*out[1:4]), Frontier(*out[4:8]), out[8]
             known = out[0]
         else:
-            known = self.network.block(roots, level.text, self.sa_cache, self.ca_cache)
+            known = self.network.block(roots, level.text, self.kept)
         return known, *self._expand(level, known, breadth, target_cache)
 
     def _expand(
@@ -117,18 +125,18 @@ class MoADrafter(TreeDrafter):
         # A compiled level has its breadth built in.
         graph = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
         if graph is not None:
-            beside = self._windows(len(grown.tokens)) if known is None else (known,)
+            beside = self._windows(len(grown.tokens)) if known is None else [known]
             out = graph([*frontier, *grown, *text, *place, temperature, *(sampling or ()), *beside])
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
         if known is not None:
             return self.network.expand(level, self.network.states(level, known), breadth)
-        feature = self.network.feature(level, self.sa_cache, self.ca_cache)
+        feature = self.network.feature(level, self.kept)
         if self.borrowed:
             feature = self._through_borrowed(level, feature, target_cache)
         return self.network.expand(level, feature.unflatten(0, frontier.tokens.shape), breadth)
 
-    def _windows(self, batch: int) -> tuple[Tensor, Tensor]:
-        return self.sa_cache.window(0, batch)[0], self.ca_cache.window(0, batch)[0]
+    def _windows(self, batch: int) -> list[Tensor]:
+        return [layer for cache in self.caches for layer in cache.window(0, batch)]
 
     def _through_borrowed(self, level: Level, feature: Tensor, target_cache: KVCache) -> Tensor:
         """Run the target's last N layers on the frontier: [B·w, E] -> [B·w, E]."""

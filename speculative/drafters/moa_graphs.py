@@ -12,7 +12,7 @@ from models.compiled import DYNAMIC, Graph
 from models.kv_cache import KVCache, KVWindow
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
 from speculative.drafters.moa import MoADrafter
-from speculative.drafters.moa_network import MoANetwork
+from speculative.drafters.moa_network import DraftCaches, MoANetwork
 
 Layers = list[Tensor]
 """A ``KVCache.window``."""
@@ -42,6 +42,10 @@ class _Slots:
         return slots * self.rows_per_slot + self.scratch + positions
 
 
+def _windows(caches: list[_Slots], windows: tuple[Layers, ...]) -> DraftCaches:
+    return DraftCaches(*(cache.window(layers) for cache, layers in zip(caches, windows, strict=True)))
+
+
 def _level(frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, temperature: Tensor, sampling: Tensors) -> Level:
     settings = Sampling(*sampling) if sampling else None
     return Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), temperature, settings)
@@ -55,12 +59,12 @@ def _expanded(network: MoANetwork, level: Level, entering: Tensor, breadth: int)
 class _Level(nn.Module):
     """A whole level, the choice of the next frontier included; without ``sampling`` settings a greedy one.
 
-    ``known`` is what ``MoANetwork.block`` has told, one tensor, or without a block the windows of SA's and CA's caches.
+    ``known`` is what ``MoANetwork.block`` has told, one tensor, or without a block the windows of the drafter's caches.
     """
 
-    def __init__(self, network: MoANetwork, sa: _Slots, ca: _Slots, breadth: int) -> None:
+    def __init__(self, network: MoANetwork, caches: list[_Slots], breadth: int) -> None:
         super().__init__()
-        self.network, self.sa, self.ca, self.breadth = network, sa, ca, breadth
+        self.network, self.caches, self.breadth = network, caches, breadth
 
     def forward(
         self,
@@ -76,7 +80,7 @@ class _Level(nn.Module):
         if network.moa.block is not None:
             entering = network.states(level, known[0])
         else:
-            feature = network.feature(level, self.sa.window(known[0]), self.ca.window(known[1]))
+            feature = network.feature(level, _windows(self.caches, known))
             entering = feature.unflatten(0, level.frontier.tokens.shape)
         return _expanded(network, level, entering, self.breadth)
 
@@ -84,15 +88,15 @@ class _Level(nn.Module):
 class _Block(nn.Module):
     """``MoANetwork.block`` and the greedy level of the roots."""
 
-    def __init__(self, network: MoANetwork, sa: _Slots, ca: _Slots, breadth: int) -> None:
+    def __init__(self, network: MoANetwork, caches: list[_Slots], breadth: int) -> None:
         super().__init__()
-        self.network, self.sa, self.ca, self.breadth = network, sa, ca, breadth
+        self.network, self.caches, self.breadth = network, caches, breadth
 
     def forward(
-        self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, temperature: Tensor, sa: Layers, ca: Layers
+        self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, temperature: Tensor, windows: tuple[Layers, ...]
     ) -> tuple[Tensor, Tensors, Tensors, Tensor]:
         level = _level(frontier, grown, text, place, temperature, ())
-        known = self.network.block(level.frontier.tokens, level.text, self.sa.window(sa), self.ca.window(ca))
+        known = self.network.block(level.frontier.tokens, level.text, _windows(self.caches, windows))
         entering = known[:, :1, : level.frontier.inherited.shape[-1]]
         return known, *_expanded(self.network, level, entering, self.breadth)
 
@@ -105,23 +109,32 @@ class _Tree(nn.Module):
 
 
 class _Remember(nn.Module):
-    """What drafting keeps of newly verified tokens, from the target's cache into SA's and CA's."""
+    """What drafting keeps of newly verified tokens, from the target's cache into the drafter's; ``tapped`` is for an entry."""
 
-    def __init__(self, network: MoANetwork, target: _Slots, sa: _Slots, ca: _Slots) -> None:
+    def __init__(self, network: MoANetwork, target: _Slots, caches: list[_Slots]) -> None:
         super().__init__()
-        self.network, self.target, self.sa, self.ca = network, target, sa, ca
+        self.network, self.target, self.caches = network, target, caches
 
-    def forward(self, token_ids: Tensor, slots: Tensor, positions: Tensor, target: Layers, sa: Layers, ca: Layers) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        tapped: Tensors,
+        target: Layers,
+        windows: tuple[Layers, ...],
+    ) -> Tensor:
         kv = self.target.window(target).gather(self.target.rows(slots, positions))
-        rows = (self.sa.rows(slots, positions), self.ca.rows(slots, positions))
-        self.network.remember(token_ids, positions, kv, self.sa.window(sa), self.ca.window(ca), rows)
+        rows = tuple(each.rows(slots, positions) for each in self.caches)
+        hidden = tapped[0] if tapped else None
+        self.network.remember(token_ids, positions, kv, hidden, _windows(self.caches, windows), rows)
         return positions  # a graph must return something
 
 
 def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     """The graphs of a drafter without borrowed layers, under the names by which ``MoADrafter.compiled`` knows them."""
     network = drafter.network
-    target, sa, ca = (_Slots.of(cache) for cache in (target_cache, drafter.sa_cache, drafter.ca_cache))
+    target, caches = _Slots.of(target_cache), [_Slots.of(cache) for cache in drafter.caches]
     batch, width, candidates, span, tokens, dtype = 2, 3, 7, 80, 5, network.dtype
     integers = torch.zeros(batch, width, dtype=torch.long)
     block = network.moa.block
@@ -139,11 +152,13 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
         return [torch.zeros(batch, rows, cache.data.shape[-1], dtype=cache.data.dtype) for _ in range(cache.num_layers)]
 
     each, window_sizes, text_sizes = {0: DYNAMIC, 1: DYNAMIC}, [{0: DYNAMIC, 1: DYNAMIC}], ({0: DYNAMIC}, {0: DYNAMIC})
-    windows = (window(drafter.sa_cache, 96 + drafter.scratch), window(drafter.ca_cache, 112))
+    # Caches differ in length here, lest tracing takes their rows for one and the same.
+    windows = tuple(window(cache, 96 + 16 * number + cache.scratch) for number, cache in enumerate(drafter.caches))
+    windows_sizes = (window_sizes,) * len(windows)
 
     def level(name: str, settings: Tensors) -> Graph:
         known: tuple[Any, ...] = windows
-        known_sizes: tuple[Any, ...] = (window_sizes, window_sizes)
+        known_sizes: tuple[Any, ...] = windows_sizes
         if block is not None:
             known_sizes = ({0: DYNAMIC},)
             known = (torch.zeros(batch, block.size, hidden_size + 2 * block.intermediate_size, dtype=dtype),)
@@ -157,27 +172,29 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
             ({0: DYNAMIC},) * len(settings),
             known_sizes,
         )
-        return Graph(name, _Level(network, sa, ca, drafter.breadth), inputs, sizes, settings=f"{sa} {ca} breadth {drafter.breadth}")
+        return Graph(name, _Level(network, caches, drafter.breadth), inputs, sizes, settings=f"{caches} breadth {drafter.breadth}")
 
     numbers = torch.arange(tokens)
-    remember_inputs = (numbers, numbers.clone(), numbers.clone(), window(target_cache, 96), *windows)
-    remember_sizes = (*({0: DYNAMIC},) * 3, window_sizes * target_cache.num_layers, window_sizes, window_sizes)
+    tapped = tuple(torch.zeros(tokens, hidden_size, dtype=network.target.dtype) for _ in drafter.taps)
+    remember_inputs = (numbers, numbers.clone(), numbers.clone(), tapped, window(target_cache, 96), windows)
+    tokens_sizes = ({0: DYNAMIC},)
+    remember_sizes = (*tokens_sizes * 3, tokens_sizes * len(tapped), window_sizes * target_cache.num_layers, windows_sizes)
     graphs = [
         level("level", ()),
         level("sampled_level", sampling),
         Graph(
             "remember",
-            _Remember(network, target, sa, ca),
+            _Remember(network, target, caches),
             remember_inputs,
             remember_sizes,
-            settings=f"{target} {sa} {ca}",
+            settings=f"{target} {caches}",
         ),
         Graph("tree", _Tree(), (tuple(grown), torch.arange(5)), ((each,) * len(grown), {0: DYNAMIC})),
     ]
     if block is not None:
         frontier = Frontier(*(each[:, :1].clone() for each in frontier))
         grown = Candidates(*(each[:, :1].clone() for each in grown))
-        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, *windows)
+        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, windows)
         batched = {0: DYNAMIC}
         sizes = (
             (batched,) * len(frontier),
@@ -185,10 +202,9 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
             text_sizes,
             (None,) * len(place),
             None,
-            window_sizes,
-            window_sizes,
+            windows_sizes,
         )
         graphs.append(
-            Graph("block", _Block(network, sa, ca, drafter.breadth), inputs, sizes, settings=f"{sa} {ca} breadth {drafter.breadth}")
+            Graph("block", _Block(network, caches, drafter.breadth), inputs, sizes, settings=f"{caches} breadth {drafter.breadth}")
         )
     return graphs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +13,14 @@ from models.kv_cache import KVCache, KVWindow
 from models.llama import Llama
 from models.moa import MoA
 from speculative.drafters.growth import Candidates, Frontier, Level, Text, expand
+
+
+class DraftCaches(NamedTuple):
+    """What drafting keeps of verified tokens: SA's and CA's keys and values, and for an entry memory itself, a row a token."""
+
+    sa: KVCache | KVWindow
+    ca: KVCache | KVWindow
+    memories: KVCache | KVWindow | None = None
 
 
 class MoANetwork(nn.Module):
@@ -31,25 +41,28 @@ class MoANetwork(nn.Module):
         token_ids: Tensor,
         positions: Tensor,
         kv: Tensor,
-        sa: KVCache | KVWindow,
-        ca: KVCache | KVWindow,
-        rows: tuple[Tensor, Tensor],
+        hidden: Tensor | None,
+        caches: DraftCaches,
+        rows: tuple[Tensor, ...],
     ) -> None:
         """Write what drafting needs of n verified tokens: CA's keys and values of their memory, SA's of their embeddings.
 
-        ``kv`` [n, L, E_kv] are the target's keys and values; ``rows`` [n] are the places in SA's and in CA's cache.
+        ``kv`` [n, L, E_kv] are the target's keys and values, ``hidden`` [n, E] its final hidden states, which an entry reads;
+        ``rows`` [n] are the places in each of the ``caches``.
         """
         moa = self.moa
         rope = moa.rotary(positions)
-        memory = moa.memory(kv.to(moa.to_memory.weight.dtype)).to(self.dtype)
-        ca.write(0, rows[1], moa.cross_keys_values(memory, rope))
-        sa.write(0, rows[0], moa.self_keys_values(self._embed(token_ids), rope))
+        memory = moa.memory(kv.to(moa.to_memory.weight.dtype), hidden).to(self.dtype)
+        kept = (moa.self_keys_values(self._embed(token_ids), rope), moa.cross_keys_values(memory, rope), memory)
+        for cache, places, values in zip(caches, rows, kept, strict=False):
+            if cache is not None:
+                cache.write(0, places, values)
 
-    def feature(self, level: Level, sa: KVCache | KVWindow, ca: KVCache | KVWindow) -> Tensor:
+    def feature(self, level: Level, caches: DraftCaches) -> Tensor:
         """SA and CA on the frontier: what enters the head (or the borrowed layers) [B·w, E]."""
         frontier, text, place = level.frontier, level.text, level.place
         inputs = self._embed(frontier.tokens.flatten())
-        return self._attend(inputs, frontier.inherited, place.depth, place.row, text, sa, ca)
+        return self._attend(inputs, frontier.inherited, place.depth, place.row, text, caches)
 
     @torch.no_grad()
     def _known(self) -> tuple[Tensor | None, Tensor | None]:
@@ -64,7 +77,7 @@ class MoANetwork(nn.Module):
         index[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
         return block.of_tokens(self._embed(vocabulary)), index
 
-    def block(self, roots: Tensor, text: Text, sa: KVCache | KVWindow, ca: KVCache | KVWindow) -> Tensor:
+    def block(self, roots: Tensor, text: Text, caches: DraftCaches) -> Tensor:
         """SA and CA on the roots [B, 1] and the stand-ins that follow.
 
         Features [B, size, E], and beside them what their positions contribute: [B, size, E + 2I].
@@ -74,7 +87,7 @@ class MoANetwork(nn.Module):
         inputs = torch.cat((self._embed(roots), block.stand_ins.expand(batch, -1, -1)), dim=1)
         depths = torch.arange(block.size, device=roots.device)
         seen = additive(depths <= depths.unsqueeze(1), self.dtype).expand(batch, -1, -1)
-        features = self._attend(inputs.flatten(0, 1), seen, depths, depths[:1], text, sa, ca)
+        features = self._attend(inputs.flatten(0, 1), seen, depths, depths[:1], text, caches)
         return torch.cat((features, block.of_positions(features)), dim=-1).view(batch, block.size, -1)
 
     def states(self, level: Level, known: Tensor) -> Tensor:
@@ -91,14 +104,12 @@ class MoANetwork(nn.Module):
         # A root may be any token: its state is its feature.
         return torch.where(depth == 0, here, block.step(frontier.inherited, tokens + positions, here))
 
-    def _attend(
-        self, inputs: Tensor, seen: Tensor, depths: Tensor, row: Tensor, text: Text, sa: KVCache | KVWindow, ca: KVCache | KVWindow
-    ) -> Tensor:
+    def _attend(self, inputs: Tensor, seen: Tensor, depths: Tensor, row: Tensor, text: Text, caches: DraftCaches) -> Tensor:
         """SA and CA on drafted positions [B·w, E], ``depths`` [1] or [w] behind the text, from SA's scratch row ``row`` [1] on.
 
         ``seen`` [B, w, scratch] is an additive mask of the scratch rows.
         """
-        moa, (batch, width, _) = self.moa, seen.shape
+        moa, sa, (batch, width, _) = self.moa, caches.sa, seen.shape
         positions = (text.lengths.unsqueeze(1) + depths).expand(-1, width).flatten()
         rope = moa.rotary(positions)
         write = torch.arange(batch, device=positions.device).unsqueeze(1) * sa.rows_per_slot
@@ -107,11 +118,18 @@ class MoANetwork(nn.Module):
         mask = torch.cat((seen.unsqueeze(1), known.expand(-1, -1, width, -1)), dim=-1)
         mask = mask.repeat_interleave(moa.sa.num_heads // moa.sa.num_kv_heads, dim=2)
         plan = AttentionPlan(0, batch, width, positions, write.flatten(), mask)
-        hidden = moa.sa(inputs, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
+        newest = None if caches.memories is None else self._newest(text, caches.memories).repeat_interleave(width, dim=0)
+        hidden = moa.attend_to_tokens(inputs, newest, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
         if not moa.config.attends_to_all_memory:
             known = additive(text.columns == text.lengths.view(-1, 1, 1, 1) - 1, self.dtype)
-        out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, known, ca))
+        out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, known, caches.ca))
         return out
+
+    def _newest(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
+        """Memory of the texts' last tokens [B, E], zero for a text that has none."""
+        starts = torch.arange(text.lengths.shape[0], device=text.lengths.device) * memories.rows_per_slot
+        newest = memories.gather(starts + (text.lengths - 1).clamp(min=0))[:, 0]
+        return newest.masked_fill((text.lengths == 0).unsqueeze(1), 0.0)
 
     def _cross_attend(self, queries: Tensor, text: Text, known: Tensor, ca: KVCache | KVWindow) -> Tensor:
         """Queries [B·w, h, d] over the memory of the text, as far as it is ``known`` [B, 1, 1, S] -> [B·w, h·d]."""

@@ -15,7 +15,7 @@ from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.loading import load_engine
 from speculative.request import Request, SamplingParams
-from tests.speculative.conftest import random_block_drafter
+from tests.speculative.conftest import MOA_KINDS, random_moa
 
 pytestmark = [
     pytest.mark.integration,
@@ -44,16 +44,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="module", params=["level by level", "block"])
+@pytest.fixture(scope="module", params=["level by level", "block", "entry and block"])
 def engines(
     request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Engine]]:
     """An engine on compiled graphs and one without."""
     threads = torch.get_num_threads()
     folder = FIXTURE / "drafter"
-    if request.param == "block":
-        folder = tmp_path_factory.mktemp("block")
-        save_drafter(random_block_drafter(8), folder, dtype=torch.float32)
+    if request.param in MOA_KINDS:
+        folder = tmp_path_factory.mktemp("drafter")
+        save_drafter(random_moa(**MOA_KINDS[request.param]), folder, dtype=torch.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         yield load("on", num_threads=1, drafter=str(folder)), load("off", num_threads=1, drafter=str(folder))

@@ -34,31 +34,23 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def random_block_drafter(size: int) -> MoA:
-    """A drafter for N0's target that drafts in blocks, untrained, with all of its parts at work."""
+def random_moa(**sizes: int) -> MoA:
+    """An untrained MoA drafter for N0's target with MoAConfig's ``sizes``, all of its parts at work."""
     torch.manual_seed(0)
     target = load_target(N0 / "target", dtype=torch.float32)[0]
-    moa = MoA(MoAConfig.from_target(target.config, draft_block_size=size)).requires_grad_(False)
-    assert moa.block is not None
-    for weight in (moa.block.down.weight, moa.block.stand_ins):
+    moa = MoA(MoAConfig.from_target(target.config, **sizes)).requires_grad_(False)
+    for weight in (moa.block.down.weight, moa.block.stand_ins) if moa.block is not None else ():
         torch.nn.init.normal_(weight, std=0.5)
     return moa
 
 
-@pytest.fixture(scope="session")
-def block_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A drafter for N0's target that drafts eight positions in one pass."""
-    folder = tmp_path_factory.mktemp("block")
-    save_drafter(random_block_drafter(8), folder, dtype=torch.float32)
-    return folder
-
-
-def random_ablation() -> MoA:
-    """An untrained MoA drafter for N0's target without LSA, and without CA's choice among memories."""
-    torch.manual_seed(0)
-    target = load_target(N0 / "target", dtype=torch.float32)[0]
-    config = MoAConfig.from_target(target.config, reads_all_layers=False, attends_to_all_memory=False)
-    return MoA(config).requires_grad_(False)
+MOA_KINDS: dict[str, dict[str, int]] = {
+    "block": {"draft_block_size": 8},
+    "entry": {"has_entry": True},
+    "entry and block": {"has_entry": True, "draft_block_size": 8},
+    "ablation": {"reads_all_layers": False, "attends_to_all_memory": False},
+}
+"""Drafters that are not the paper's."""
 
 
 def random_eagle(generation: int) -> Eagle:
@@ -69,17 +61,18 @@ def random_eagle(generation: int) -> Eagle:
 
 
 @pytest.fixture(scope="session")
-def drafter_folders(block_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def drafter_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Untrained drafters for N0's target, one of every kind that is not among the fixtures."""
     folder = tmp_path_factory.mktemp("drafters")
     for generation in (2, 3):
         save_eagle(random_eagle(generation), folder / f"eagle{generation}", dtype=torch.float32)
-    save_drafter(random_ablation(), folder / "ablation", dtype=torch.float32)
+    for name, sizes in MOA_KINDS.items():
+        save_drafter(random_moa(**sizes), folder / name, dtype=torch.float32)
     target = load_target(N0 / "target", dtype=torch.float32)[0]
     torch.manual_seed(0)
     small = fresh_target(target.config, {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48})
     save_target(small, folder / "independent", N0 / "target", dtype=torch.float32)
-    return {"block": block_folder} | {name: folder / name for name in ("ablation", "eagle2", "eagle3", "independent")}
+    return {name: folder / name for name in (*MOA_KINDS, "eagle2", "eagle3", "independent")}
 
 
 @pytest.fixture

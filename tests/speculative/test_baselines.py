@@ -19,7 +19,7 @@ from speculative.drafters.growth import Candidates, Frontier, Level, Place, Text
 from speculative.drafters.moa import MoADrafter
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
-from tests.speculative.conftest import N0, N1, MakeEngine, random_ablation, random_eagle, request, run
+from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, random_eagle, random_moa, request, run
 from training.forward import DraftForward
 from training.masks import cross_attention_mask, self_attention_mask
 from training.tasks.eagle import EagleForward
@@ -65,29 +65,31 @@ def test_eagle_serves_what_was_trained(target: Llama, generation: int, known: in
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["entry", "ablation"])
 @pytest.mark.parametrize("known", [1, 7])
-def test_ablations_serve_what_was_trained(target: Llama, known: int) -> None:
-    moa = random_ablation()
+def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int) -> None:
+    moa = random_moa(**MOA_KINDS[kind])
     text = torch.randint(3, 150, (1, known + 3))
     wanted = torch.zeros_like(text, dtype=torch.bool)
     wanted[:, known] = True
-    masks = (self_attention_mask(~wanted, torch.zeros(1, dtype=torch.bool)), cross_attention_mask(~wanted, newest_only=True))
+    staircase, newest_only = torch.zeros(1, dtype=torch.bool), not moa.config.attends_to_all_memory
+    masks = (self_attention_mask(~wanted, staircase), cross_attention_mask(~wanted, newest_only=newest_only))
     trained = DraftForward(moa)(target, text, target.encode(text), *masks, ~wanted, wanted).feature
 
     cache = target.new_cache(1, 1, 64)
     drafter = MoADrafter(moa, target, 1, 64, DraftShape(STEPS, 1, STEPS))
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
-    target(text[0, :known], plan, cache)
-    drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known]), cache)
+    _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
+    drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known], seen), cache)
     lengths, none = torch.tensor([known]), torch.zeros(1, 1, dtype=torch.long)
     frontier = Frontier(text[:, known : known + 1], torch.zeros(1, 1), none, drafter.inherited(lengths))
     start = Place(torch.tensor([0]), torch.tensor([0]))
     grown = Candidates(torch.zeros(1, 1), none, none)
     level = Level(frontier, grown, Text(lengths, torch.arange(64)), start, torch.ones(1), None)
-    torch.testing.assert_close(drafter.network.feature(level, drafter.sa_cache, drafter.ca_cache), trained, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(drafter.network.feature(level, drafter.kept), trained, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("drafter", ["ablation", "eagle2", "eagle3", "independent"])
+@pytest.mark.parametrize("drafter", ["entry", "entry and block", "ablation", "eagle2", "eagle3", "independent"])
 def test_drafts_are_the_same_alone_and_in_company(make_engine: MakeEngine, drafter: str) -> None:
     requests = [request(str(i), prompt, max_tokens=24, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
     together = run(make_engine(drafter=drafter, prefill_chunk=7, max_num_seqs=4), requests)

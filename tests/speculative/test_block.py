@@ -20,7 +20,7 @@ from speculative.drafters.growth import Candidates, Frontier, Level, Place, Text
 from speculative.drafters.moa import MoADrafter
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
-from tests.speculative.conftest import N0, MakeEngine, random_block_drafter
+from tests.speculative.conftest import N0, MakeEngine, random_moa
 from training.forward import DraftForward
 from training.masks import cross_attention_mask, self_attention_mask
 
@@ -32,9 +32,9 @@ def target() -> Llama:
     return load_target(N0 / "target", dtype=torch.float32)[0]
 
 
-@pytest.fixture
-def moa() -> MoA:
-    return random_block_drafter(SIZE)
+@pytest.fixture(params=[False, True], ids=["", "entry"])
+def moa(request: pytest.FixtureRequest) -> MoA:
+    return random_moa(draft_block_size=SIZE, has_entry=request.param)
 
 
 @torch.no_grad()
@@ -53,10 +53,10 @@ def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int) 
     cache = target.new_cache(1, 1, 64)
     drafter = MoADrafter(moa, target, 1, 64, DraftShape(SIZE, 2, 8))
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
-    target(text[0, :known], plan, cache)
-    drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known]), cache)
+    _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
+    drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known], seen), cache)
     network, where = drafter.network, Text(torch.tensor([known]), torch.arange(64))
-    features = network.block(text[:, known : known + 1], where, drafter.sa_cache, drafter.ca_cache)
+    features = network.block(text[:, known : known + 1], where, drafter.kept)
     nothing = torch.zeros(1, 1)
     states = torch.zeros(1, 1, target.config.hidden_size)
     served = []

@@ -58,18 +58,25 @@ def log(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("inferred", "block", "dtype"), [(0, None, "float32"), (1, None, "float32"), (0, None, "bfloat16"), (0, 13, "float32")]
+    ("sizes", "dtype"),
+    [
+        ({}, "float32"),
+        ({"layers_inferred": 1}, "float32"),
+        ({}, "bfloat16"),
+        ({"draft_block": 13}, "float32"),
+        ({"without_entry": True}, "float32"),
+    ],
+    ids=str,
 )
 def test_training_reduces_the_loss_and_learns_the_target(
     config: TrainConfig,
     tmp_path: Path,
     write_chats: Callable[[Path, int], Path],
-    inferred: int,
-    block: int | None,
+    sizes: dict[str, Any],
     dtype: Any,
 ):
     valid = str(write_chats(tmp_path / "valid.jsonl", 12))
-    config = changed(config, max_steps=40, lr=5e-3, kl_weight=1.0, layers_inferred=inferred, draft_block=block, dtype=dtype)
+    config = changed(config, max_steps=40, lr=5e-3, kl_weight=1.0, dtype=dtype, **sizes)
     config = changed(config, valid=valid, valid_every=20)
     assert train(config) == config.out
     losses = [line["loss"] for line in log(config.out, "train")]
@@ -79,7 +86,7 @@ def test_training_reduces_the_loss_and_learns_the_target(
     checks = log(config.out, "valid")
     assert [line["step"] for line in checks] == [20, 40]
     assert checks[1]["loss"] < checks[0]["loss"]
-    assert ("predicted" in checks[0]) == (inferred > 0)
+    assert ("predicted" in checks[0]) == ("layers_inferred" in sizes)
     assert checks[1]["accuracy"][0] > 0.3
     assert 1.4 < checks[1]["acceptance_length"] < 7
     assert 8 <= len(checks[1]["accuracy"]) <= 13
@@ -140,6 +147,7 @@ def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: Tr
         {},
         {"accumulate": 2},
         {"draft_block": 13},
+        {"without_entry": True},
         {"without_lsa": True, "without_ca": True},
         {"method": "eagle2"},
         {"method": "eagle3"},

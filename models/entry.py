@@ -1,0 +1,33 @@
+"""What a drafted position starts from, beyond the paper: its token, and what the target last said.
+
+The paper's drafter learns of the target through cross-attention alone, as narrow as its KV heads, and of the target's layers
+through their keys and values. An entry adds two short cuts, after EAGLE's pair of embedding and feature: memory reads the target's
+final hidden state as well, and the residual stream of a drafted position starts from its token, normalised and projected, plus the
+newest memory. Memory is of verified tokens, so all that was said of it holds: nothing that is read is a guess.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from models.layers import Linear, RMSNorm
+
+
+class Entry(nn.Module):
+    """Two projections [E, E]; raw embeddings are often too small beside a residual stream to be heard, hence the norm."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.token_norm = RMSNorm(hidden_size, eps)
+        self.from_token = Linear(hidden_size, hidden_size)
+        self.from_hidden = Linear(hidden_size, hidden_size)
+
+    def of_tokens(self, embeddings: Tensor) -> Tensor:
+        """What drafted tokens with ``embeddings`` [n, E] start from [n, E], the newest memory aside."""
+        out: Tensor = self.from_token(self.token_norm(embeddings))
+        return out
+
+    def of_target(self, hidden: Tensor) -> Tensor:
+        """What the target's final hidden states [n, E] add to memory [n, E]."""
+        out: Tensor = self.from_hidden(hidden)
+        return out
