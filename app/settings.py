@@ -56,6 +56,7 @@ class Settings(BaseSettings):
     draft_min_reach: float = Field(0.2, ge=0, le=1)
     draft_temperature: float = Field(1.0, gt=0)
     draft_lookup: int = Field(12, ge=0)
+    draft_window: int | None = Field(None, ge=0)
     num_threads: int | None = Field(None, ge=1)
     compile: Compile = "auto"
 

@@ -75,7 +75,8 @@ class TimedDrafter:
     """Passes everything on and adds up what drafting and taking note of verified tokens take, prompts left out."""
 
     def __init__(self, other: Drafter) -> None:
-        self.other, self.name, self.taps, self.seconds = other, other.name, other.taps, 0.0
+        self.other, self.seconds = other, 0.0
+        self.name, self.taps, self.window = other.name, other.taps, other.window
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Timed."""

@@ -22,7 +22,8 @@ class EngineConfig:
     ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and the ``draft_nodes`` best are verified;
     drafting stops early once the kept nodes of a level have, together, a probability below ``draft_min_reach``, by the drafter's
     logits at ``draft_temperature``. Where the last
-    ``draft_lookup`` tokens stand earlier in the text, what followed them is drafted instead (0: never).
+    ``draft_lookup`` tokens stand earlier in the text, what followed them is drafted instead (0: never). Of a prompt the drafter
+    reads the last ``draft_window`` tokens (0: all; None: 128 if it is a MoA drafter, else all).
     ``compile`` makes machine code of the networks, on CPUs with a C++ compiler: "auto" where it can and pays.
     """
 
@@ -39,6 +40,7 @@ class EngineConfig:
     draft_min_reach: float = 0.2
     draft_temperature: float = 1.0
     draft_lookup: int = 12
+    draft_window: int | None = None
     num_threads: int | None = None
     compile: Compile = "auto"
 
@@ -55,6 +57,8 @@ class EngineConfig:
             raise EngineLoadError(f"draft_temperature must be above 0, got {self.draft_temperature}")
         if self.draft_lookup < 0:
             raise EngineLoadError(f"draft_lookup must be 0 (off) or more, got {self.draft_lookup}")
+        if self.draft_window is not None and self.draft_window < 0:
+            raise EngineLoadError(f"draft_window must be 0 (all) or more, got {self.draft_window}")
         if self.draft_nodes < self.draft_depth:
             raise EngineLoadError(f"draft_nodes ({self.draft_nodes}) must be at least draft_depth ({self.draft_depth})")
 

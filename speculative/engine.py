@@ -14,7 +14,7 @@ from models.plans import prefill_plan
 from speculative.batch import verify_plan
 from speculative.config import EngineStatus, ModelInfo
 from speculative.detokenizer import Detokenizer
-from speculative.drafters.base import Drafter, VerifiedTokens
+from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.errors import ContextLengthError, InvalidRequestError
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.request import Request, RequestOutput
@@ -133,8 +133,11 @@ class Engine:
         sequence.num_target_calls += 1
         sequence.num_computed = chunk.end
         if self.drafter is not None and sequence.speculative:
-            slots = torch.full_like(token_ids, sequence.slot)
-            self.drafter.extend(VerifiedTokens(slots, plan.positions, token_ids, tapped), self.cache)
+            first = max(0, window_start(sequence, self.drafter.window) - chunk.start)
+            if first < len(token_ids):
+                slots = torch.full_like(token_ids[first:], sequence.slot)
+                tapped = None if tapped is None else tapped[first:]
+                self.drafter.extend(VerifiedTokens(slots, plan.positions[first:], token_ids[first:], tapped), self.cache)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
         drafting = sum(sequence.speculative for sequence in batch)

@@ -38,6 +38,9 @@ from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape, FixedPolicy
 
+MOA_WINDOW = 128
+"""Tokens of a prompt that MoA drafters read unless told otherwise: docs/results/bundled-pair.md."""
+
 LARGEST_COMPILED = 500_000_000
 """Parameters up to which compilation is tried unasked: beyond, weights take the time, and each graph keeps a copy of them."""
 
@@ -147,6 +150,10 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
         return lambda slots, length: NgramDrafter(), "ngram"
     folder = resolve(choice)
     raw = read_json(folder, "config.json")
+    if config.draft_window and not is_moa(raw):
+        raise EngineLoadError(
+            f"--draft-window {config.draft_window}: only MoA drafters can leave out a prompt's beginning; 0 is all of it"
+        )
     architecture = (raw.get("architectures") or [""])[0]
     # Draft levels have a handful of rows: on a CPU, uncompiled float32 products of that size take half the time of bfloat16 ones.
     small = target.dtype if target.device.type != "cpu" else torch.float32
@@ -157,7 +164,8 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
         model = _independent(folder, target, small)
         return lambda slots, length: _behind_lookup(IndependentDrafter(model, slots, length, shape), config), "independent"
     moa = load_drafter(folder, target.config, dtype=target.dtype if _compiles(config, target) else small, device=target.device)
-    return lambda slots, length: _behind_lookup(MoADrafter(moa, target, slots, length, shape), config), "moa"
+    window = MOA_WINDOW if config.draft_window is None else config.draft_window or None
+    return lambda slots, length: _behind_lookup(MoADrafter(moa, target, slots, length, shape, window), config), "moa"
 
 
 def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:

@@ -46,6 +46,7 @@ def offline(
     draft_min_reach: options.DraftMinReach = None,
     draft_temperature: options.DraftTemperature = None,
     draft_lookup: options.DraftLookup = None,
+    draft_window: options.DraftWindow = None,
 ) -> None:
     """Plain against speculative decoding and against transformers' generate: same prompts, same weights, one run.
 
@@ -72,6 +73,7 @@ def offline(
         draft_min_reach=draft_min_reach,
         draft_temperature=draft_temperature,
         draft_lookup=draft_lookup,
+        draft_window=draft_window,
     )
     from benchmarks import offline as measuring
     from benchmarks.decoding import load_transformers

@@ -41,6 +41,7 @@ def chat(
     draft_min_reach: options.DraftMinReach = None,
     draft_temperature: options.DraftTemperature = None,
     draft_lookup: options.DraftLookup = None,
+    draft_window: options.DraftWindow = None,
 ) -> None:
     """Talk to a model. Each answer ends with its acceptance length (τ) and speed.
 
@@ -69,6 +70,7 @@ def chat(
         "draft_min_reach": draft_min_reach,
         "draft_temperature": draft_temperature,
         "draft_lookup": draft_lookup,
+        "draft_window": draft_window,
     }
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "speculative": speculative}
     request = {name: value for name, value in sampling.items() if value is not None}

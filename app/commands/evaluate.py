@@ -44,6 +44,7 @@ def evaluate(
     draft_nodes: options.DraftNodes = None,
     draft_min_reach: options.DraftMinReach = None,
     draft_temperature: options.DraftTemperature = None,
+    draft_window: options.DraftWindow = None,
 ) -> None:
     """Compare drafters on the same prompts: acceptance, speed over plain decoding and what drafting costs, by source.
 
@@ -73,6 +74,7 @@ def evaluate(
         draft_min_reach=draft_min_reach,
         draft_temperature=draft_temperature,
         draft_lookup=0,
+        draft_window=draft_window,
     )
     from benchmarks import evaluation as measuring
     from benchmarks.machine import decoding_settings

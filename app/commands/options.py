@@ -78,6 +78,14 @@ DraftLookup = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+DraftWindow = Annotated[
+    int | None,
+    typer.Option(
+        help="How many of a prompt's last tokens a MoA drafter reads, 0: all. Reading more costs time before the first token. "
+        "(default: 128)",
+        rich_help_panel=SPECULATION,
+    ),
+]
 DraftNodes = Annotated[
     int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 9)", rich_help_panel=SPECULATION)
 ]

@@ -41,6 +41,7 @@ def serve(
     draft_min_reach: options.DraftMinReach = None,
     draft_temperature: options.DraftTemperature = None,
     draft_lookup: options.DraftLookup = None,
+    draft_window: options.DraftWindow = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API.
 

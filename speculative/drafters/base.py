@@ -31,15 +31,22 @@ class VerifiedTokens:
         return VerifiedTokens(self.slots[rows], self.positions[rows], self.token_ids[rows], tapped)
 
 
+def window_start(sequence: Sequence, window: int | None) -> int:
+    """The first position that a drafter with this ``window`` is told of."""
+    return 0 if window is None else max(0, sequence.num_prompt_tokens - window)
+
+
 class Drafter(Protocol):
     """Proposes a tree for every decoding sequence.
 
     Sequences hold consecutive slots from 0. A drafter never sees whether its drafts were right; it learns of verified tokens, and
-    of the outputs of the target's layers numbered ``taps`` (see ``Llama.forward_tapped``).
+    of the outputs of the target's layers numbered ``taps`` (see ``Llama.forward_tapped``). Of a prompt it is told the last
+    ``window`` tokens only; None: all.
     """
 
     name: str
     taps: tuple[int, ...]
+    window: int | None
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Take note of newly verified tokens."""

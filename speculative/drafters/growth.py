@@ -55,8 +55,12 @@ class Place(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What drafts follow: ``lengths`` [B] of the verified texts, and ``columns`` [S], the positions 0, 1, … to look at."""
+    """What drafts follow: where verified texts end (``lengths`` [B]) and from where on a drafter reads them (``starts`` [B]).
 
+    ``columns`` [S] are the positions 0, 1, … to look at.
+    """
+
+    starts: Tensor
     lengths: Tensor
     columns: Tensor
 

@@ -56,7 +56,8 @@ class LookupDrafter:
     """
 
     def __init__(self, other: Drafter, order: int) -> None:
-        self.other, self.order, self.name, self.taps = other, order, other.name, other.taps
+        self.other, self.order = other, order
+        self.name, self.taps, self.window = other.name, other.taps, other.window
         self._texts: dict[str, _Text] = {}
         self._expected: dict[int, float] = {}
 

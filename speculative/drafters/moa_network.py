@@ -114,22 +114,23 @@ class MoANetwork(nn.Module):
         rope = moa.rotary(positions)
         write = torch.arange(batch, device=positions.device).unsqueeze(1) * sa.rows_per_slot
         write = write + row + torch.arange(width, device=positions.device)
-        known = additive(text.columns < text.lengths.view(-1, 1, 1, 1), self.dtype)
+        starts, lengths = text.starts.view(-1, 1, 1, 1), text.lengths.view(-1, 1, 1, 1)
+        known = additive((text.columns >= starts) & (text.columns < lengths), self.dtype)
         mask = torch.cat((seen.unsqueeze(1), known.expand(-1, -1, width, -1)), dim=-1)
         mask = mask.repeat_interleave(moa.sa.num_heads // moa.sa.num_kv_heads, dim=2)
         plan = AttentionPlan(0, batch, width, positions, write.flatten(), mask)
         newest = None if caches.memories is None else self._newest(text, caches.memories).repeat_interleave(width, dim=0)
         hidden = moa.attend_to_tokens(inputs, newest, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
         if not moa.config.attends_to_all_memory:
-            known = additive(text.columns == text.lengths.view(-1, 1, 1, 1) - 1, self.dtype)
+            known = additive(text.columns == lengths - 1, self.dtype)
         out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, known, caches.ca))
         return out
 
     def _newest(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
-        """Memory of the texts' last tokens [B, E], zero for a text that has none."""
+        """Memory of the texts' last tokens [B, E], zero where there is none."""
         starts = torch.arange(text.lengths.shape[0], device=text.lengths.device) * memories.rows_per_slot
         newest = memories.gather(starts + (text.lengths - 1).clamp(min=0))[:, 0]
-        return newest.masked_fill((text.lengths == 0).unsqueeze(1), 0.0)
+        return newest.masked_fill((text.lengths <= text.starts).unsqueeze(1), 0.0)
 
     def _cross_attend(self, queries: Tensor, text: Text, known: Tensor, ca: KVCache | KVWindow) -> Tensor:
         """Queries [B·w, h, d] over the memory of the text, as far as it is ``known`` [B, 1, 1, S] -> [B·w, h·d]."""
@@ -137,7 +138,7 @@ class MoANetwork(nn.Module):
         keys, values = ca.read(0, 0, batch, text.columns.shape[0])
         grouped = queries.reshape(batch, -1, ca.num_kv_heads, ca.head_dim).transpose(1, 2)
         # A sequence without memory must not see only −inf; what it sees instead is then dropped.
-        empty = (text.lengths == 0).view(-1, 1, 1, 1)
+        empty = (text.lengths <= text.starts).view(-1, 1, 1, 1)
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=known.masked_fill(empty, 0.0))
         return out.masked_fill(empty, 0.0).transpose(1, 2).reshape(queries.shape[0], -1)
 

@@ -14,6 +14,7 @@ class NgramDrafter:
 
     name = "ngram"
     taps: tuple[int, ...] = ()
+    window: int | None = None
 
     def __init__(self, min_order: int = 2, max_order: int = 4) -> None:
         self.min_order, self.max_order = min_order, max_order

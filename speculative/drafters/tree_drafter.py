@@ -12,7 +12,7 @@ from models.attention import AttentionPlan
 from models.kv_cache import KVCache
 from models.llama import CompiledGraph
 from models.plans import counting, span_of
-from speculative.drafters.base import VerifiedTokens
+from speculative.drafters.base import VerifiedTokens, window_start
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
@@ -28,6 +28,7 @@ class TreeDrafter(ABC):
 
     name: str
     taps: tuple[int, ...] = ()
+    window: int | None = None
 
     def __init__(self, device: torch.device, longest: KVCache) -> None:
         self.device, self.longest = device, longest
@@ -71,7 +72,8 @@ class TreeDrafter(ABC):
         device = self.device
         longest = max(sequence.num_computed for sequence in sequences)
         lengths = torch.tensor([sequence.num_computed for sequence in sequences], device=device)
-        text = Text(lengths, counting(span_of(self.longest, longest), device))
+        starts = torch.tensor([window_start(sequence, self.window) for sequence in sequences], device=device)
+        text = Text(starts, lengths, counting(span_of(self.longest, longest), device))
         sampling = Sampling.of(sequences, device)
         roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
         temperature = _number(shape.temperature, device)

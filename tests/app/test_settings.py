@@ -73,6 +73,7 @@ def test_the_engine_gets_every_one_of_its_settings() -> None:
         "draft_min_reach": 0.25,
         "draft_temperature": 0.5,
         "draft_lookup": 5,
+        "draft_window": 7,
         "num_threads": 1,
         "compile": "off",
     }

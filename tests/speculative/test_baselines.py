@@ -58,7 +58,7 @@ def test_eagle_serves_what_was_trained(target: Llama, generation: int, known: in
         frontier = Frontier(text[:, known + depth : known + depth + 1], torch.zeros(1, 1), none, inherited)
         where = Place(torch.tensor([depth]), torch.tensor([depth]))
         grown = Candidates(torch.zeros(1, 1), none, none)
-        level = Level(frontier, grown, Text(lengths, torch.arange(64)), where, torch.ones(1), None)
+        level = Level(frontier, grown, Text(torch.zeros_like(lengths), lengths, torch.arange(64)), where, torch.ones(1), None)
         inherited = drafter.grow(level, None, 1, cache)[2].inherited
         # Position known + depth, in the step that is as many guesses deep.
         torch.testing.assert_close(inherited[0, 0, drafter.scratch :], trained[depth][depth], atol=1e-5, rtol=1e-5)
@@ -66,35 +66,42 @@ def test_eagle_serves_what_was_trained(target: Llama, generation: int, known: in
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["entry", "ablation"])
-@pytest.mark.parametrize("known", [1, 7])
-def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int) -> None:
+@pytest.mark.parametrize(("known", "window"), [(1, None), (7, None), (7, 3)])
+def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, window: int | None) -> None:
     moa = random_moa(**MOA_KINDS[kind])
+    start = known - (window or known)
     text = torch.randint(3, 150, (1, known + 3))
     wanted = torch.zeros_like(text, dtype=torch.bool)
     wanted[:, known] = True
     staircase, newest_only = torch.zeros(1, dtype=torch.bool), not moa.config.attends_to_all_memory
     masks = (self_attention_mask(~wanted, staircase), cross_attention_mask(~wanted, newest_only=newest_only))
+    for mask in masks:
+        mask[..., :start] = False
     trained = DraftForward(moa)(target, text, target.encode(text), *masks, ~wanted, wanted).feature
 
     cache = target.new_cache(1, 1, 64)
-    drafter = MoADrafter(moa, target, 1, 64, DraftShape(STEPS, 1, STEPS))
+    drafter = MoADrafter(moa, target, 1, 64, DraftShape(STEPS, 1, STEPS), window)
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
     _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
-    drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known], seen), cache)
+    told = VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known], seen)
+    drafter.extend(told.only(torch.arange(start, known)), cache)
     lengths, none = torch.tensor([known]), torch.zeros(1, 1, dtype=torch.long)
     frontier = Frontier(text[:, known : known + 1], torch.zeros(1, 1), none, drafter.inherited(lengths))
-    start = Place(torch.tensor([0]), torch.tensor([0]))
+    root = Place(torch.tensor([0]), torch.tensor([0]))
     grown = Candidates(torch.zeros(1, 1), none, none)
-    level = Level(frontier, grown, Text(lengths, torch.arange(64)), start, torch.ones(1), None)
+    level = Level(frontier, grown, Text(torch.tensor([start]), lengths, torch.arange(64)), root, torch.ones(1), None)
     torch.testing.assert_close(drafter.network.feature(level, drafter.kept), trained, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("drafter", ["entry", "entry and block", "ablation", "eagle2", "eagle3", "independent"])
-def test_drafts_are_the_same_alone_and_in_company(make_engine: MakeEngine, drafter: str) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "window"),
+    [(name, None) for name in (*MOA_KINDS, "eagle2", "eagle3", "independent")] + [(name, 5) for name in ("moa", *MOA_KINDS)],
+)
+def test_drafts_are_the_same_alone_and_in_company(make_engine: MakeEngine, drafter: str, window: int | None) -> None:
     requests = [request(str(i), prompt, max_tokens=24, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
-    together = run(make_engine(drafter=drafter, prefill_chunk=7, max_num_seqs=4), requests)
+    together = run(make_engine(drafter=drafter, draft_window=window, prefill_chunk=7, max_num_seqs=4), requests)
     for each in requests:
-        alone = run(make_engine(drafter=drafter, max_num_seqs=1), [each])[each.request_id]
+        alone = run(make_engine(drafter=drafter, draft_window=window, max_num_seqs=1), [each])[each.request_id]
         assert together[each.request_id][-1].stats.num_accepted_draft_tokens == alone[-1].stats.num_accepted_draft_tokens
         assert together[each.request_id][-1].stats.num_drafts == alone[-1].stats.num_drafts
 
@@ -125,6 +132,14 @@ def test_a_saved_eagle_is_loaded_again(target: Llama, tmp_path: Path) -> None:
 def test_a_drafter_of_another_vocabulary_is_refused(make_engine: MakeEngine, tmp_path: Path) -> None:
     with pytest.raises(EngineLoadError, match="a drafter must share its target's tokenizer"):
         make_engine(drafter="models/pretrained/concierge")
+
+
+def test_only_moa_drafters_have_a_window(make_engine: MakeEngine) -> None:
+    with pytest.raises(EngineLoadError, match="--draft-window 5: only MoA drafters"):
+        make_engine(drafter="eagle2", draft_window=5)
+    for choice, window in ((None, 128), (0, None), (9, 9)):
+        engine = make_engine(draft_window=choice)
+        assert engine.drafter is not None and engine.drafter.window == window
 
 
 def test_inner_layers_of_a_compiled_target_cannot_be_read(make_engine: MakeEngine) -> None:

@@ -25,6 +25,7 @@ class Other:
 
     name = "other"
     taps: tuple[int, ...] = ()
+    window: int | None = None
 
     def __init__(self) -> None:
         self.asked = 0
