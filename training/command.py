@@ -11,6 +11,14 @@ from training import options
 from training.options import LOSS, RUN, SIZES, PrecisionName, ScheduleName
 
 
+class TokenLossName(str, Enum):
+    """What is minimised on tokens."""
+
+    kl = "kl"
+    tv = "tv"
+    lk = "lk"
+
+
 class MethodName(str, Enum):
     """Kinds of drafters."""
 
@@ -138,8 +146,16 @@ def train_command(
             rich_help_panel=SIZES,
         ),
     ] = None,
+    token_loss: Annotated[
+        TokenLossName,
+        typer.Option(
+            help="Loss on the next token: kl(target ‖ drafter) as in the paper, tv (total variation: the share of drafts that "
+            "sampling rejects), or lk (−log of the share that it accepts, arXiv 2602.23881).",
+            rich_help_panel=LOSS,
+        ),
+    ] = TokenLossName.kl,
     kl_weight: Annotated[
-        float, typer.Option(help="Weight of KL(target ‖ drafter) on the next token (paper: 0.1).", rich_help_panel=LOSS)
+        float, typer.Option(help="Weight of that loss on the next token (paper: 0.1).", rich_help_panel=LOSS)
     ] = 0.1,
     feature_weight: Annotated[
         float, typer.Option(help="Weight of smooth-L1 on the target's final hidden state (paper: 1).", rich_help_panel=LOSS)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from training.errors import ConfigError
+from training.token_loss import Kind
 
 Schedule = Literal["constant", "cosine", "linear"]
 Precision = Literal["bfloat16", "float32"]
@@ -160,6 +161,7 @@ class TrainConfig(RunConfig):
 
     draft_vocabulary: int | None = None
 
+    token_loss: Kind = "kl"
     kl_weight: float = 0.1
     feature_weight: float = 1.0
     target_temperature: float = 1.0

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.llama import TargetActivations
-from training.cross_entropy import cross_entropy, distribution
 from training.forward import DraftRows
+from training.token_loss import Kind, distribution, token_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +45,30 @@ def draft_loss(
     *,
     kl_weight: float,
     feature_weight: float,
+    kind: Kind = "kl",
     temperature: float = 1.0,
     agreement: bool = False,
 ) -> Loss:
     """kl_weight·KL(target ‖ drafter) + feature_weight·smooth-L1, means over ``rows`` (arXiv 2410.03804).
 
     The target's distribution is that at ``temperature``, the drafter's is as it is. KL is taken as cross-entropy against the
-    target's softmax. For a drafter with borrowed layers half of the feature term is the loss on the predicted input of the first
-    of them. ``head`` [V, E] are the LM head's weights; ``rows`` [R] are the positions of ``draft`` in the flattened [B·S].
+    target's softmax, and may be another ``kind`` of token loss, under whose name it is told. For a drafter with borrowed layers
+    half of the feature term is the loss on the predicted input of the first of them. ``head`` [V, E] are the LM head's weights;
+    ``rows`` [R] are the positions of ``draft`` in the flattened [B·S].
     """
     features, hidden = draft.feature, _rows(truth.hidden, rows)
-    kl = cross_entropy(head, features, distribution(head, hidden, temperature), agreement=agreement)
-    parts = {"kl": kl.mean, "feature": smooth_l1(features, hidden)}
+    token = token_loss(head, features, distribution(head, hidden, temperature), kind=kind, agreement=agreement)
+    parts: dict[str, Tensor] = {kind: token.mean, "feature": smooth_l1(features, hidden)}
     smooth = parts["feature"]
     if draft.predicted_input is not None:
         if truth.layer_input is None:
             raise ValueError("a drafter with borrowed layers needs activations encoded with layer_input")
         parts["predicted"] = smooth_l1(draft.predicted_input, _rows(truth.layer_input, rows))
         smooth = (smooth + parts["predicted"]) / 2
-    parts["loss"] = kl_weight * kl.mean + feature_weight * smooth
+    parts["loss"] = kl_weight * token.mean + feature_weight * smooth
     count = len(features)
     means = {name: Mean(part.detach() * count, count) for name, part in parts.items()}
-    return Loss(parts["loss"], means, kl.correct if agreement else None)
+    return Loss(parts["loss"], means, token.correct if agreement else None)
 
 
 def smooth_l1(ours: Tensor, theirs: Tensor) -> Tensor:

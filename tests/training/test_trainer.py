@@ -65,6 +65,7 @@ def log(folder: Path, kind: str) -> list[dict[str, Any]]:
         ({}, "bfloat16"),
         ({"draft_block": 13}, "float32"),
         ({"without_entry": True}, "float32"),
+        ({"token_loss": "lk"}, "float32"),
     ],
     ids=str,
 )

@@ -24,8 +24,9 @@ class DraftingTask:
 
     def describe(self, figures: dict[str, Any]) -> str:
         """As in Task."""
+        kind = self.config.token_loss
         accuracy = " ".join(f"{share:.3f}" for share in figures["accuracy"][:8])
         return (
-            f"loss {figures['loss']:.4f}, kl {figures['kl']:.4f}, τ {figures['acceptance_length']:.2f}, "
+            f"loss {figures['loss']:.4f}, {kind} {figures[kind]:.4f}, τ {figures['acceptance_length']:.2f}, "
             f"accuracy by depth {accuracy}"
         )

@@ -14,11 +14,11 @@ from models.saving import save_eagle
 from training import masks
 from training.batches import Batch
 from training.config import TrainConfig
-from training.cross_entropy import cross_entropy, distribution
 from training.data import Corpus
 from training.losses import Loss, Mean, smooth_l1
 from training.rows import Padded
 from training.tasks.drafting import DraftingTask
+from training.token_loss import distribution, token_loss
 
 DECAY = 0.8
 """What a draft step counts beside the one before it (EAGLE-3's code)."""
@@ -100,17 +100,21 @@ class EagleTask(DraftingTask):
             kept = [(room >= step).nonzero().squeeze(1) for step in range(self.steps)]
             entering = [eagle.entering(x.index_select(0, at)) for x, at in zip(features, kept, strict=True)]
             results = [
-                cross_entropy(
-                    head, x, distribution(head, hidden.index_select(0, at), config.target_temperature), agreement=agreement
+                token_loss(
+                    head,
+                    x,
+                    distribution(head, hidden.index_select(0, at), config.target_temperature),
+                    kind=config.token_loss,
+                    agreement=agreement,
                 )
                 for x, at in zip(entering, kept, strict=True)
             ]
             shares = [DECAY**step for step in range(self.steps)]
-            kl = torch.stack([share * each.mean for share, each in zip(shares, results, strict=True)]).sum() / sum(shares)
+            token = torch.stack([share * each.mean for share, each in zip(shares, results, strict=True)]).sum() / sum(shares)
             feature = smooth_l1(features[0], hidden)
-        total = kl if third else config.kl_weight * kl + config.feature_weight * feature
+        total = token if third else config.kl_weight * token + config.feature_weight * feature
         count = len(rows)
-        parts = {"loss": total, "kl": kl} if third else {"loss": total, "kl": kl, "feature": feature}
+        parts: dict[str, Tensor] = {"loss": total, config.token_loss: token} | ({} if third else {"feature": feature})
         means = {name: Mean(part.detach() * count, count) for name, part in parts.items()}
         depths = torch.cat([torch.full_like(at, step) for step, at in enumerate(kept)])
         # In the order of a draft: by its root, then by depth.

@@ -12,11 +12,11 @@ from models.saving import save_target
 from training import masks
 from training.batches import Batch
 from training.config import TrainConfig
-from training.cross_entropy import cross_entropy, distribution
 from training.data import Corpus
 from training.losses import Loss, Mean
 from training.tasks.drafting import DraftingTask
 from training.tasks.target import TargetForward
+from training.token_loss import distribution, token_loss
 
 
 class IndependentTask(DraftingTask):
@@ -47,8 +47,8 @@ class IndependentTask(DraftingTask):
         with torch.autocast(batch.token_ids.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
             ours = module(batch.token_ids).index_select(0, rows)
             wanted = distribution(head, hidden, config.target_temperature)
-            result = cross_entropy(self.network.lm_head.weight, ours, wanted, agreement=agreement)
-        means = {name: Mean(result.mean.detach() * len(rows), len(rows)) for name in ("loss", "kl")}
+            result = token_loss(self.network.lm_head.weight, ours, wanted, kind=config.token_loss, agreement=agreement)
+        means = {name: Mean(result.mean.detach() * len(rows), len(rows)) for name in ("loss", config.token_loss)}
         return Loss(result.mean, means, result.correct if agreement else None), depths
 
     def save(self, folder: Path) -> None:

@@ -61,6 +61,7 @@ class MoATask(DraftingTask):
                 rows,
                 kl_weight=config.kl_weight,
                 feature_weight=config.feature_weight,
+                kind=config.token_loss,
                 temperature=config.target_temperature,
                 agreement=agreement,
             )

@@ -14,10 +14,10 @@ from models.llama import Llama
 from models.saving import save_target
 from training.batches import Batch, conversations
 from training.config import PretrainConfig
-from training.cross_entropy import cross_entropy
 from training.data import Corpus
 from training.losses import Loss, Mean
 from training.progress import Meter
+from training.token_loss import token_loss
 
 
 class TargetForward(nn.Module):
@@ -70,7 +70,7 @@ class TargetTask:
         with torch.autocast(batch.token_ids.device.type, torch.bfloat16, enabled=self.config.dtype == "bfloat16"):
             hidden = module(batch.token_ids).unflatten(0, batch.token_ids.shape)[:, :-1].flatten(0, 1).index_select(0, rows)
             head = self.network.lm_head.weight
-            result = cross_entropy(head, hidden, lambda chunk: labels[chunk], weights, agreement=agreement)
+            result = token_loss(head, hidden, lambda chunk: labels[chunk], weights, agreement=agreement)
         each = {"loss": weights, "text": torch.ones_like(weights), "answers": answers}
         parts = {name: Mean((result.losses * counted).sum(), float(counted.sum())) for name, counted in each.items()}
         return Loss(result.mean, parts, result.correct if agreement else None), torch.zeros_like(labels)
