@@ -96,6 +96,10 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         config.draft_depth, config.draft_breadth, config.draft_nodes, config.draft_min_reach, config.draft_temperature
     )
     make_drafter, drafter_name = _drafter(config, target, shape)
+    if config.draft_window and drafter_name != "moa":
+        raise EngineLoadError(
+            f"--draft-window {config.draft_window}: only MoA drafters can leave out a prompt's beginning (drafter: {drafter_name})"
+        )
     generation = read_json(folder, "generation_config.json")
     info = ModelInfo(
         name=folder.name if config.model == BUNDLED else config.model.rstrip("/").rsplit("/", 1)[-1],
@@ -150,10 +154,6 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
         return lambda slots, length: NgramDrafter(), "ngram"
     folder = resolve(choice)
     raw = read_json(folder, "config.json")
-    if config.draft_window and not is_moa(raw):
-        raise EngineLoadError(
-            f"--draft-window {config.draft_window}: only MoA drafters can leave out a prompt's beginning; 0 is all of it"
-        )
     architecture = (raw.get("architectures") or [""])[0]
     # Draft levels have a handful of rows: on a CPU, uncompiled float32 products of that size take half the time of bfloat16 ones.
     small = target.dtype if target.device.type != "cpu" else torch.float32

@@ -134,9 +134,14 @@ def test_a_drafter_of_another_vocabulary_is_refused(make_engine: MakeEngine, tmp
         make_engine(drafter="models/pretrained/concierge")
 
 
-def test_only_moa_drafters_have_a_window(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize("drafter", ["none", "ngram", "eagle2", "independent"])
+def test_a_window_is_refused_by_drafters_that_have_none(make_engine: MakeEngine, drafter: str) -> None:
+    assert make_engine(drafter=drafter, draft_window=0)
     with pytest.raises(EngineLoadError, match="--draft-window 5: only MoA drafters"):
-        make_engine(drafter="eagle2", draft_window=5)
+        make_engine(drafter=drafter, draft_window=5)
+
+
+def test_moa_drafters_have_a_window(make_engine: MakeEngine) -> None:
     for choice, window in ((None, 128), (0, None), (9, 9)):
         engine = make_engine(draft_window=choice)
         assert engine.drafter is not None and engine.drafter.window == window
