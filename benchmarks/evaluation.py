@@ -17,6 +17,7 @@ from benchmarks.prompts import Prompt
 from models.kv_cache import KVCache
 from speculative.config import EngineConfig
 from speculative.drafters.base import Drafter, VerifiedTokens
+from speculative.drafters.wrapper import DrafterWrapper
 from speculative.engine import Engine
 from speculative.policy import DraftShape
 from speculative.request import RequestStats, SamplingParams
@@ -71,37 +72,25 @@ class Figures:
     identical: float
 
 
-class TimedDrafter:
+class TimedDrafter(DrafterWrapper):
     """Passes everything on and adds up what drafting and taking note of verified tokens take, prompts left out."""
 
     def __init__(self, other: Drafter) -> None:
-        self.other, self.seconds = other, 0.0
-        self.name, self.taps, self.window = other.name, other.taps, other.window
+        super().__init__(other)
+        self.seconds = 0.0
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Timed."""
         start = time.perf_counter()
-        self.other.extend(verified, target_cache)
+        super().extend(verified, target_cache)
         self.seconds += time.perf_counter() - start
 
     def propose(self, sequences: list[RunningSequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """Timed."""
         start = time.perf_counter()
-        tree = self.other.propose(sequences, shape, target_cache)
+        tree = super().propose(sequences, shape, target_cache)
         self.seconds += time.perf_counter() - start
         return tree
-
-    def forget(self, sequence: RunningSequence) -> None:
-        """Pass on."""
-        self.other.forget(sequence)
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Pass on."""
-        self.other.move_slot(source, destination, length)
-
-    def target_scratch_rows(self, shape: DraftShape) -> int:
-        """The other's."""
-        return self.other.target_scratch_rows(shape)
 
 
 def shapes(config: EngineConfig) -> dict[str, EngineConfig]:

@@ -101,7 +101,7 @@ class MoA(nn.Module):
             return memory
         if hidden is None:
             raise ValueError("a drafter with an entry reads the target's final hidden states too")
-        return memory + self.entry.of_target(hidden.to(memory.dtype)).to(memory.dtype)
+        return memory + self.entry.of_target(hidden.to(memory.dtype))
 
     def start(self, embeddings: Tensor, newest: Tensor | None) -> Tensor:
         """The residual stream of drafted positions [n, E]: their embeddings, or by an entry, with their ``newest`` memory."""

@@ -133,11 +133,10 @@ class Engine:
         sequence.num_target_calls += 1
         sequence.num_computed = chunk.end
         if self.drafter is not None and sequence.speculative:
+            verified = VerifiedTokens(torch.full_like(token_ids, sequence.slot), plan.positions, token_ids, tapped)
             first = max(0, window_start(sequence, self.drafter.window) - chunk.start)
             if first < len(token_ids):
-                slots = torch.full_like(token_ids[first:], sequence.slot)
-                tapped = None if tapped is None else tapped[first:]
-                self.drafter.extend(VerifiedTokens(slots, plan.positions[first:], token_ids[first:], tapped), self.cache)
+                self.drafter.extend(verified.only(slice(first, None)), self.cache)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
         drafting = sum(sequence.speculative for sequence in batch)

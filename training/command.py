@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated
 
 import typer
 
 from training import options
-from training.options import LOSS, RUN, SIZES, PrecisionName, ScheduleName
-
-
-class TokenLossName(str, Enum):
-    """What is minimised on tokens."""
-
-    kl = "kl"
-    tv = "tv"
-    lk = "lk"
-
-
-class MethodName(str, Enum):
-    """Kinds of drafters."""
-
-    moa = "moa"
-    eagle2 = "eagle2"
-    eagle3 = "eagle3"
-    independent = "independent"
+from training.choices import Method, TokenLossKind
+from training.options import LOSS, RUN, SIZES
 
 
 def train_command(
@@ -40,12 +23,12 @@ def train_command(
     max_minutes: options.MaxMinutes = None,
     resume: options.Resume = False,
     method: Annotated[
-        MethodName,
+        Method,
         typer.Option(
             help="What kind of drafter: moa, or one to compare it with (eagle2, eagle3, a small independent language model).",
             rich_help_panel=RUN,
         ),
-    ] = MethodName.moa,
+    ] = "moa",
     init_from: Annotated[
         str | None,
         typer.Option(
@@ -147,13 +130,13 @@ def train_command(
         ),
     ] = None,
     token_loss: Annotated[
-        TokenLossName,
+        TokenLossKind,
         typer.Option(
             help="Loss on the next token: kl(target ‖ drafter) as in the paper, tv (total variation: the share of drafts that "
             "sampling rejects), or lk (−log of the share that it accepts, arXiv 2602.23881).",
             rich_help_panel=LOSS,
         ),
-    ] = TokenLossName.kl,
+    ] = "kl",
     kl_weight: Annotated[
         float, typer.Option(help="Weight of that loss on the next token (paper: 0.1).", rich_help_panel=LOSS)
     ] = 0.1,
@@ -189,7 +172,7 @@ def train_command(
     ] = 5,
     lr: options.LearningRate = 3e-5,
     warmup: options.Warmup = 50,
-    schedule: options.Schedule = ScheduleName.constant,
+    schedule: options.Schedule = "constant",
     weight_decay: options.WeightDecay = 0.0,
     beta2: options.Beta2 = 0.999,
     clip: options.Clip = 1.0,
@@ -197,7 +180,7 @@ def train_command(
     accumulate: options.Accumulate = 1,
     max_length: options.MaxLength = 2048,
     seed: options.Seed = 0,
-    dtype: options.DType = PrecisionName.bfloat16,
+    dtype: options.DType = "bfloat16",
     device: options.Device = "auto",
     threads: options.Threads = None,
     compile_: options.Compile = False,

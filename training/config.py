@@ -6,16 +6,12 @@ import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from training.choices import Method, Precision, Schedule, TokenLossKind
 from training.errors import ConfigError
-from training.token_loss import Kind
-
-Schedule = Literal["constant", "cosine", "linear"]
-Precision = Literal["bfloat16", "float32"]
-Method = Literal["moa", "eagle2", "eagle3", "independent"]
 
 LIMITS_AND_PLACES = frozenset(
     [
@@ -161,7 +157,7 @@ class TrainConfig(RunConfig):
 
     draft_vocabulary: int | None = None
 
-    token_loss: Kind = "kl"
+    token_loss: TokenLossKind = "kl"
     kl_weight: float = 0.1
     feature_weight: float = 1.0
     target_temperature: float = 1.0

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.llama import TargetActivations
+from training.choices import TokenLossKind
 from training.forward import DraftRows
-from training.token_loss import Kind, distribution, token_loss
+from training.token_loss import distribution, token_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def draft_loss(
     *,
     kl_weight: float,
     feature_weight: float,
-    kind: Kind = "kl",
+    kind: TokenLossKind = "kl",
     temperature: float = 1.0,
     agreement: bool = False,
 ) -> Loss:

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from training import choices
+
 RUN, SIZES, LOSS, STEPS, MACHINE = "Run", "Sizes", "Loss", "Optimisation", "Machine and records"
 """Panels of --help."""
-
-
-class ScheduleName(str, Enum):
-    """Learning-rate schedules."""
-
-    constant = "constant"
-    cosine = "cosine"
-    linear = "linear"
-
-
-class PrecisionName(str, Enum):
-    """What forward passes compute in."""
-
-    bfloat16 = "bfloat16"
-    float32 = "float32"
-
 
 Data = Annotated[
     str,
@@ -51,7 +36,7 @@ LearningRate = Annotated[
 ]
 Warmup = Annotated[int, typer.Option(help="Steps of linear warm-up (paper: 50).", rich_help_panel=STEPS)]
 Schedule = Annotated[
-    ScheduleName,
+    choices.Schedule,
     typer.Option(help="After the warm-up (paper: constant). The others reach 0 at the nearest limit.", rich_help_panel=STEPS),
 ]
 WeightDecay = Annotated[float, typer.Option(help="AdamW's weight decay (paper: 0).", rich_help_panel=STEPS)]
@@ -65,7 +50,7 @@ MaxLength = Annotated[int, typer.Option(help="Longer conversations are cut here 
 Seed = Annotated[int, typer.Option(help="Same seed, same weights.", rich_help_panel=STEPS)]
 
 DType = Annotated[
-    PrecisionName,
+    choices.Precision,
     typer.Option(help="Compute type; the master weights are float32 with either.", rich_help_panel=MACHINE),
 ]
 Device = Annotated[str, typer.Option(help="auto or cpu.", rich_help_panel=MACHINE)]
@@ -88,8 +73,7 @@ Cache = Annotated[
 
 def settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A command's arguments as a configuration's."""
-    plain = {name.rstrip("_"): value.value if isinstance(value, Enum) else value for name, value in arguments.items()}
-    return {name: value for name, value in plain.items() if (name, value) != ("cache", None)}
+    return {name.rstrip("_"): value for name, value in arguments.items() if (name, value) != ("cache", None)}
 
 
 def run(command: str, work: Callable[[], Path]) -> Path:

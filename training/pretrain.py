@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from training import options
-from training.options import LOSS, RUN, SIZES, PrecisionName, ScheduleName
+from training.options import LOSS, RUN, SIZES
 
 
 def pretrain_command(
@@ -53,7 +53,7 @@ def pretrain_command(
     ] = 1.0,
     lr: options.LearningRate = 1e-3,
     warmup: options.Warmup = 100,
-    schedule: options.Schedule = ScheduleName.cosine,
+    schedule: options.Schedule = "cosine",
     weight_decay: options.WeightDecay = 0.05,
     beta2: options.Beta2 = 0.95,
     clip: options.Clip = 1.0,
@@ -61,7 +61,7 @@ def pretrain_command(
     accumulate: options.Accumulate = 1,
     max_length: options.MaxLength = 2048,
     seed: options.Seed = 0,
-    dtype: options.DType = PrecisionName.bfloat16,
+    dtype: options.DType = "bfloat16",
     device: options.Device = "auto",
     threads: options.Threads = None,
     compile_: options.Compile = False,

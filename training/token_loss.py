@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from training.choices import TokenLossKind
+
 CHUNK_ROWS = 512
 """Rows whose logits are held at a time: few enough for a large vocabulary's to fit, enough to keep the hardware busy."""
-
-Kind = Literal["kl", "tv", "lk"]
 
 Wanted = Callable[[slice], Tensor]
 """What is wanted of some rows: labels [r], or distributions [r, V]."""
@@ -47,7 +47,7 @@ def token_loss(
     wanted: Wanted,
     weights: Tensor | None = None,
     *,
-    kind: Kind = "kl",
+    kind: TokenLossKind = "kl",
     agreement: bool = False,
 ) -> TokenLoss:
     """Loss of softmax(``features`` [R, E] @ ``weight`` [V, E].T), the mean under ``weights`` [R] (equal ones if None).
@@ -55,7 +55,8 @@ def token_loss(
     Gradients reach ``features``, and ``weight`` where that is trained; a mean of no rows is 0. Labels go with ``kl`` only.
     """
     weights = torch.ones(len(features), device=features.device) if weights is None else weights
-    return TokenLoss(*_TokenLoss.apply(features, weight, wanted, weights, kind, agreement))  # type: ignore[no-untyped-call]
+    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _TokenLoss.apply  # torch does not say what it returns
+    return TokenLoss(*apply(features, weight, wanted, weights, kind, agreement))
 
 
 def distribution(weight: Tensor, hidden: Tensor, temperature: float = 1.0) -> Wanted:
@@ -66,7 +67,7 @@ def distribution(weight: Tensor, hidden: Tensor, temperature: float = 1.0) -> Wa
 class _TokenLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, wanted: Wanted, weights: Tensor, kind: Kind, agreement: bool
+        ctx: Any, features: Tensor, weight: Tensor, wanted: Wanted, weights: Tensor, kind: TokenLossKind, agreement: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         learns, trains_weight = ctx.needs_input_grad[:2]
         shares = weights / weights.sum().clamp(min=1e-9)

@@ -25,7 +25,7 @@ class VerifiedTokens:
     token_ids: Tensor
     tapped: Tensor | None = None
 
-    def only(self, rows: Tensor) -> VerifiedTokens:
+    def only(self, rows: Tensor | slice) -> VerifiedTokens:
         """Some of them."""
         tapped = None if self.tapped is None else self.tapped[rows]
         return VerifiedTokens(self.slots[rows], self.positions[rows], self.token_ids[rows], tapped)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from models.kv_cache import KVCache
-from speculative.drafters.base import Drafter, VerifiedTokens
+from speculative.drafters.base import Drafter
 from speculative.drafters.ngram import NgramIndex
+from speculative.drafters.wrapper import DrafterWrapper
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
@@ -48,7 +49,7 @@ class _Text:
     pending: _Match | None = None
 
 
-class LookupDrafter:
+class LookupDrafter(DrafterWrapper):
     """Looks up first, and asks ``other`` for a tree only when some sequence of the batch has no match that is worth it.
 
     A match has ``order`` tokens or more. How many tokens it is expected to foretell is learned from those before it that were as
@@ -56,27 +57,15 @@ class LookupDrafter:
     """
 
     def __init__(self, other: Drafter, order: int) -> None:
-        self.other, self.order = other, order
-        self.name, self.taps, self.window = other.name, other.taps, other.window
+        super().__init__(other)
+        self.order = order
         self._texts: dict[str, _Text] = {}
         self._expected: dict[int, float] = {}
-
-    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
-        """Pass on: it must know all of the text when it is asked."""
-        self.other.extend(verified, target_cache)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop its index."""
         self._texts.pop(sequence.request.request_id, None)
-        self.other.forget(sequence)
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Pass on."""
-        self.other.move_slot(source, destination, length)
-
-    def target_scratch_rows(self, shape: DraftShape) -> int:
-        """The other's."""
-        return self.other.target_scratch_rows(shape)
+        super().forget(sequence)
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """A chain for each sequence with a match, the other's tree for the rest."""

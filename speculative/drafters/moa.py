@@ -17,7 +17,7 @@ from models.loader import optimize_for_inference
 from models.moa import MoA
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.growth import Candidates, Frontier, Level
-from speculative.drafters.moa_network import DraftCaches, MoANetwork
+from speculative.drafters.moa_network import MoANetwork
 from speculative.drafters.tree_drafter import TreeDrafter, frontier_plan, root_mask
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
@@ -59,7 +59,6 @@ class MoADrafter(TreeDrafter):
         if moa.entry is not None:
             self.taps = (config.target.num_layers,)
             self.caches.append(KVCache(1, num_slots, 0, length, 1, config.target.hidden_size // 2, dtype=dtype, device=device))
-        self.kept = DraftCaches(*self.caches)
         moa.rotary.reserve(length + self.scratch, moa.sa.qkv.weight)
         moa.layer_rotary.reserve(config.target.num_layers, moa.to_memory.weight)
         super().__init__(device, sa_cache)
@@ -88,7 +87,7 @@ class MoADrafter(TreeDrafter):
             return
         kv = target_cache.gather(target_cache.flat_rows(slots, positions))
         rows = tuple(each.flat_rows(slots, positions) for each in self.caches)
-        self.network.remember(token_ids, positions, kv, hidden, self.kept, rows)
+        self.network.remember(token_ids, positions, kv, hidden, self.caches, rows)
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """In a block no state; else the mask of the scratch row that is the root's own."""
@@ -115,7 +114,7 @@ class MoADrafter(TreeDrafter):
                 return out[0], Candidates(*out[1:4]), Frontier(*out[4:8]), out[8]
             known = out[0]
         else:
-            known = self.network.block(roots, level.text, self.kept)
+            known = self.network.block(roots, level.text, self.caches)
         return known, *self._expand(level, known, breadth, target_cache)
 
     def _expand(
@@ -131,7 +130,7 @@ class MoADrafter(TreeDrafter):
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
         if known is not None:
             return self.network.expand(level, self.network.states(level, known), breadth)
-        feature = self.network.feature(level, self.kept)
+        feature = self.network.feature(level, self.caches)
         if self.borrowed:
             feature = self._through_borrowed(level, feature, target_cache)
         return self.network.expand(level, feature.unflatten(0, frontier.tokens.shape), breadth)

@@ -43,7 +43,7 @@ class _Slots:
 
 
 def _windows(caches: list[_Slots], windows: tuple[Layers, ...]) -> DraftCaches:
-    return DraftCaches(*(cache.window(layers) for cache, layers in zip(caches, windows, strict=True)))
+    return [cache.window(layers) for cache, layers in zip(caches, windows, strict=True)]
 
 
 def _level(frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, temperature: Tensor, sampling: Tensors) -> Level:
@@ -154,11 +154,11 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     each, window_sizes, text_sizes = {0: DYNAMIC, 1: DYNAMIC}, [{0: DYNAMIC, 1: DYNAMIC}], ({0: DYNAMIC},) * 3
     # Caches differ in length here, lest tracing takes their rows for one and the same.
     windows = tuple(window(cache, 96 + 16 * number + cache.scratch) for number, cache in enumerate(drafter.caches))
-    windows_sizes = (window_sizes,) * len(windows)
+    cache_sizes = (window_sizes,) * len(windows)
 
     def level(name: str, settings: Tensors) -> Graph:
         known: tuple[Any, ...] = windows
-        known_sizes: tuple[Any, ...] = windows_sizes
+        known_sizes: tuple[Any, ...] = cache_sizes
         if block is not None:
             known_sizes = ({0: DYNAMIC},)
             known = (torch.zeros(batch, block.size, hidden_size + 2 * block.intermediate_size, dtype=dtype),)
@@ -178,7 +178,7 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     tapped = tuple(torch.zeros(tokens, hidden_size, dtype=network.target.dtype) for _ in drafter.taps)
     remember_inputs = (numbers, numbers.clone(), numbers.clone(), tapped, window(target_cache, 96), windows)
     tokens_sizes = ({0: DYNAMIC},)
-    remember_sizes = (*tokens_sizes * 3, tokens_sizes * len(tapped), window_sizes * target_cache.num_layers, windows_sizes)
+    remember_sizes = (*tokens_sizes * 3, tokens_sizes * len(tapped), window_sizes * target_cache.num_layers, cache_sizes)
     graphs = [
         level("level", ()),
         level("sampled_level", sampling),
@@ -202,7 +202,7 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
             text_sizes,
             (None,) * len(place),
             None,
-            windows_sizes,
+            cache_sizes,
         )
         graphs.append(
             Graph("block", _Block(network, caches, drafter.breadth), inputs, sizes, settings=f"{caches} breadth {drafter.breadth}")

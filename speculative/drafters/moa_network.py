@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +14,8 @@ from models.llama import Llama
 from models.moa import MoA
 from speculative.drafters.growth import Candidates, Frontier, Level, Text, expand
 
-
-class DraftCaches(NamedTuple):
-    """What drafting keeps of verified tokens: SA's and CA's keys and values, and for an entry memory itself, a row a token."""
-
-    sa: KVCache | KVWindow
-    ca: KVCache | KVWindow
-    memories: KVCache | KVWindow | None = None
+DraftCaches = Sequence[KVCache | KVWindow]
+"""What drafting keeps of verified tokens: SA's and CA's keys and values, and for an entry a third, memory itself, a row a token."""
 
 
 class MoANetwork(nn.Module):
@@ -55,8 +50,7 @@ class MoANetwork(nn.Module):
         memory = moa.memory(kv.to(moa.to_memory.weight.dtype), hidden).to(self.dtype)
         kept = (moa.self_keys_values(self._embed(token_ids), rope), moa.cross_keys_values(memory, rope), memory)
         for cache, places, values in zip(caches, rows, kept, strict=False):
-            if cache is not None:
-                cache.write(0, places, values)
+            cache.write(0, places, values)
 
     def feature(self, level: Level, caches: DraftCaches) -> Tensor:
         """SA and CA on the frontier: what enters the head (or the borrowed layers) [B·w, E]."""
@@ -109,7 +103,7 @@ class MoANetwork(nn.Module):
 
         ``seen`` [B, w, scratch] is an additive mask of the scratch rows.
         """
-        moa, sa, (batch, width, _) = self.moa, caches.sa, seen.shape
+        moa, (sa, ca, *memories), (batch, width, _) = self.moa, caches, seen.shape
         positions = (text.lengths.unsqueeze(1) + depths).expand(-1, width).flatten()
         rope = moa.rotary(positions)
         write = torch.arange(batch, device=positions.device).unsqueeze(1) * sa.rows_per_slot
@@ -119,11 +113,11 @@ class MoANetwork(nn.Module):
         mask = torch.cat((seen.unsqueeze(1), known.expand(-1, -1, width, -1)), dim=-1)
         mask = mask.repeat_interleave(moa.sa.num_heads // moa.sa.num_kv_heads, dim=2)
         plan = AttentionPlan(0, batch, width, positions, write.flatten(), mask)
-        newest = None if caches.memories is None else self._newest(text, caches.memories).repeat_interleave(width, dim=0)
+        newest = self._newest(text, memories[0]).repeat_interleave(width, dim=0) if memories else None
         hidden = moa.attend_to_tokens(inputs, newest, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
         if not moa.config.attends_to_all_memory:
             known = additive(text.columns == lengths - 1, self.dtype)
-        out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, known, caches.ca))
+        out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, known, ca))
         return out
 
     def _newest(self, text: Text, memories: KVCache | KVWindow) -> Tensor:

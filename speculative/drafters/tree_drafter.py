@@ -71,8 +71,9 @@ class TreeDrafter(ABC):
         """Draft level by level; see DESIGN: nodes are ranked by the perturbed drafter's probability."""
         device = self.device
         longest = max(sequence.num_computed for sequence in sequences)
-        lengths = torch.tensor([sequence.num_computed for sequence in sequences], device=device)
-        starts = torch.tensor([window_start(sequence, self.window) for sequence in sequences], device=device)
+        # One tensor for both: making one costs more than its few numbers.
+        ends = [[window_start(each, self.window) for each in sequences], [each.num_computed for each in sequences]]
+        starts, lengths = torch.tensor(ends, device=device).unbind()
         text = Text(starts, lengths, counting(span_of(self.longest, longest), device))
         sampling = Sampling.of(sequences, device)
         roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)

@@ -90,7 +90,7 @@ def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, windo
     root = Place(torch.tensor([0]), torch.tensor([0]))
     grown = Candidates(torch.zeros(1, 1), none, none)
     level = Level(frontier, grown, Text(torch.tensor([start]), lengths, torch.arange(64)), root, torch.ones(1), None)
-    torch.testing.assert_close(drafter.network.feature(level, drafter.kept), trained, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(drafter.network.feature(level, drafter.caches), trained, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

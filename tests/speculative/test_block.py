@@ -56,7 +56,7 @@ def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int) 
     _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
     drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known], seen), cache)
     network, where = drafter.network, Text(torch.tensor([0]), torch.tensor([known]), torch.arange(64))
-    features = network.block(text[:, known : known + 1], where, drafter.kept)
+    features = network.block(text[:, known : known + 1], where, drafter.caches)
     nothing = torch.zeros(1, 1)
     states = torch.zeros(1, 1, target.config.hidden_size)
     served = []

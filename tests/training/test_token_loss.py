@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from training.token_loss import Kind, distribution, token_loss
+from training.choices import TokenLossKind
+from training.token_loss import distribution, token_loss
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +14,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-def textbook(kind: Kind, wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
+def textbook(kind: TokenLossKind, wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
     """Losses of rows, from the wanted distributions and our logits."""
     if kind == "kl":
         return -(wanted * ours.log_softmax(-1)).sum(-1)
@@ -24,7 +25,7 @@ def textbook(kind: Kind, wanted: torch.Tensor, ours: torch.Tensor) -> torch.Tens
 @pytest.mark.parametrize("kind", ["kl", "tv", "lk"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
-def test_against_a_distribution(kind: Kind, temperature: float, weighted: bool):
+def test_against_a_distribution(kind: TokenLossKind, temperature: float, weighted: bool):
     head, hidden = torch.randn(20, 8), torch.randn(10, 8)
     features, weight = torch.randn(10, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
     weights = torch.rand(10) if weighted else None
