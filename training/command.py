@@ -157,6 +157,14 @@ def train_command(
     max_interval: Annotated[
         int, typer.Option(help="Longest one (paper: 14). Draft depths 0 … max-2 are trained.", rich_help_panel=LOSS)
     ] = 14,
+    draws: Annotated[
+        int,
+        typer.Option(
+            help="How often verifications are simulated on each conversation for one pass of the target over it: every position is "
+            "taught at that many depths (paper: 1).",
+            rich_help_panel=LOSS,
+        ),
+    ] = 1,
     staircase_until: Annotated[
         float,
         typer.Option(

@@ -163,6 +163,7 @@ class TrainConfig(RunConfig):
     target_temperature: float = 1.0
     min_interval: int = 6
     max_interval: int = 14
+    draws: int = 1
     staircase_until: float = 0.5
     feature_noise: float = 0.1
     unroll: int = 5
@@ -173,6 +174,7 @@ class TrainConfig(RunConfig):
         _check_positive(
             self,
             "min_interval",
+            "draws",
             "target_temperature",
             "draft_vocabulary",
             "draft_block",
@@ -209,8 +211,9 @@ class TrainConfig(RunConfig):
         for name in refused:
             if name not in own and getattr(self, name) is not None:
                 raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
-        for name in ("layers_inferred", "without_entry", "without_lsa", "without_ca") if self.method != "moa" else ():
-            if getattr(self, name):
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in ("draws", "layers_inferred", "without_entry", "without_lsa", "without_ca") if self.method != "moa" else ():
+            if getattr(self, name) != defaults[name]:
                 raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
         if self.method == "independent" and self.draft_vocabulary is not None:
             raise ConfigError("--draft-vocabulary is no option of --method independent: its own LM head knows all tokens")

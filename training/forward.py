@@ -56,7 +56,11 @@ class DraftForward(nn.Module):
         boundaries: Tensor,
         wanted: Tensor,
     ) -> DraftRows:
-        """Arguments as in ``MoA.forward``, and ``wanted`` [B, S] boolean: the positions to return, in row-major order."""
+        """Arguments as in ``MoA.forward``, and ``wanted`` boolean: the positions to return, in row-major order.
+
+        Boundaries may be drawn several times for each sequence: then masks, ``boundaries`` and ``wanted`` are [K·B, …], one draw of
+        all B sequences after another, over the same ``token_ids`` and ``truth``.
+        """
         moa = self.moa
         inferred = moa.config.target_layer_inference
         # The borrowed layers of later positions read what was predicted for every drafted one.
@@ -106,13 +110,14 @@ class DraftForward(nn.Module):
         """SA and CA at the wanted positions, and the head of a block drafter: [R, E]."""
         moa = self.moa
         batch, length = token_ids.shape
-        rows = padded.rows
+        draws = len(boundaries) // batch
+        rows, taken = padded.rows, padded.rows % (batch * length)
         moa.rotary.reserve(length, memory)
         rope = moa.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
-        own_rope = (rope[0].index_select(0, rows), rope[1].index_select(0, rows))
+        own_rope = (rope[0].index_select(0, taken), rope[1].index_select(0, taken))
         embeddings = target.embed(token_ids.flatten())
-        own = embeddings.index_select(0, rows)
-        texts = moa.self_keys_values(embeddings, rope).unflatten(0, (batch, length))
+        own = embeddings.index_select(0, taken)
+        texts = moa.self_keys_values(embeddings, rope).unflatten(0, (batch, length)).repeat(draws, 1, 1)
         seen, remembered = padded.mask_rows(sa_mask), padded.mask_rows(ca_mask)
         inputs = own
         if moa.block is not None:
@@ -125,22 +130,22 @@ class DraftForward(nn.Module):
             texts, seen = torch.cat((texts, drafted), dim=1), torch.cat((seen & remembered, together), dim=2)
         newest: Tensor | None = None
         if moa.entry is not None:
-            row_starts = torch.arange(batch, device=rows.device).unsqueeze(1) * length
+            row_starts = torch.arange(batch, device=rows.device).repeat(draws).unsqueeze(1) * length
             newest = memory.index_select(0, (last_boundaries(boundaries) + row_starts).flatten().index_select(0, rows))
         hidden = moa.sa.finish(moa.start(inputs, newest), padded.attend(queries(moa.sa, inputs, own_rope), texts, seen))
-        memories = moa.cross_keys_values(memory, rope).unflatten(0, (batch, length))
+        memories = moa.cross_keys_values(memory, rope).unflatten(0, (batch, length)).repeat(draws, 1, 1)
         out = moa.ca.finish(hidden, padded.attend(queries(moa.ca, hidden, own_rope), memories, remembered))
         return out if moa.block is None else _block_states(moa.block, out, own, depths)
 
     def _through_borrowed(
         self, target: Llama, predicted: Tensor, truth: TargetActivations, boundaries: Tensor, rows: Tensor
     ) -> Tensor:
-        """The target's last N layers over predicted inputs, with the true input at boundaries: [B·S, E]."""
+        """The target's last N layers over predicted inputs, with the true input at boundaries: [K·B·S, E]."""
         if truth.layer_input is None:
             raise ValueError("a drafter with borrowed layers needs activations encoded with layer_input")
         config = self.moa.config.target
-        batch, length, _ = truth.layer_input.shape
-        true = truth.layer_input.flatten(0, 1).to(predicted.dtype)
+        batch, length = boundaries.shape
+        true = truth.layer_input.flatten(0, 1).to(predicted.dtype).repeat(batch // len(truth.layer_input), 1)
         hidden = torch.where(boundaries.flatten().unsqueeze(-1), true, true.index_copy(0, rows, predicted))
         target.rotary.reserve(length, target.embedding.weight)
         rope = target.rotary(torch.arange(length, device=hidden.device).repeat(batch))

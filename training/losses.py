@@ -55,7 +55,7 @@ def draft_loss(
     The target's distribution is that at ``temperature``, the drafter's is as it is. KL is taken as cross-entropy against the
     target's softmax, and may be another ``kind`` of token loss, under whose name it is told. For a drafter with borrowed layers
     half of the feature term is the loss on the predicted input of the first of them. ``head`` [V, E] are the LM head's weights;
-    ``rows`` [R] are the positions of ``draft`` in the flattened [B·S].
+    ``rows`` [R] are the positions of ``draft`` in the flattened ``truth``, [B·S].
     """
     features, hidden = draft.feature, _rows(truth.hidden, rows)
     token = token_loss(head, features, distribution(head, hidden, temperature), kind=kind, agreement=agreement)

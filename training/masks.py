@@ -25,14 +25,22 @@ def proposing_positions(response: Tensor) -> Tensor:
     return following
 
 
-def verification_boundaries(proposing: Tensor, intervals: Tensor) -> Tensor:
+def draw_phases(intervals: Tensor, generator: torch.Generator) -> Tensor:
+    """How far into its first interval each sequence's answers begin [count], uniform in 0 … interval − 1."""
+    return (torch.rand(len(intervals), generator=generator) * intervals).long()
+
+
+def verification_boundaries(proposing: Tensor, intervals: Tensor, phases: Tensor | None = None) -> Tensor:
     """Boundaries [B, S]: every position that proposes nothing, and every ``interval``-th from the last of those.
 
-    ``proposing`` boolean [B, S], ``intervals`` [B]. The first position of a row is always one: nothing precedes it.
+    ``proposing`` boolean [B, S], ``intervals`` [B]; with ``phases`` [B] the first interval is shorter by so much. The first position
+    of a row is always a boundary: nothing precedes it.
     """
     positions = torch.arange(proposing.shape[1], device=proposing.device)
     last_verified = torch.where(proposing, 0, positions).cummax(dim=1).values
-    return (positions - last_verified) % intervals.unsqueeze(1) == 0
+    since = positions - last_verified
+    begun = since if phases is None else since + phases.unsqueeze(1)
+    return (begun % intervals.unsqueeze(1) == 0) | (since == 0)
 
 
 def last_boundaries(boundaries: Tensor) -> Tensor:

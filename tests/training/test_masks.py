@@ -32,6 +32,11 @@ def test_every_position_that_proposes_nothing_and_every_interval_th_after_it_is_
     assert torch.equal(verification_boundaries(PROPOSING, torch.tensor([6, 2])), bits("111 0000010 11", "11 010 11 0101 1"))
 
 
+def test_phases_shorten_the_first_interval():
+    phased = verification_boundaries(PROPOSING, torch.tensor([3, 3]), torch.tensor([2, 1]))
+    assert torch.equal(phased, bits("111 1001001 11", "11 010 11 0100 1"))
+
+
 def test_the_first_position_is_a_boundary_even_in_a_row_that_is_all_response():
     assert torch.equal(verification_boundaries(bits("11111"), torch.tensor([3])), bits("10010"))
 

@@ -7,12 +7,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from models.config import MoAConfig
 from models.llama import Llama
 from models.loader import load_drafter, load_target
 from models.moa import MoA
 from training.forward import DraftForward, DraftRows
 from training.losses import draft_loss
-from training.masks import cross_attention_mask, self_attention_mask
+from training.masks import cross_attention_mask, proposing_positions, self_attention_mask, verification_boundaries
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -111,3 +112,33 @@ def test_gradients_equal_those_of_the_plain_forward_pass(reference: Reference):
     assert ours.keys() == {name for name, _ in drafter.named_parameters()}
     for name, parameter in drafter.named_parameters():
         torch.testing.assert_close(ours[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"has_entry": True}, {"has_entry": True, "draft_block_size": 13}], ids=str)
+def test_several_draws_of_boundaries_are_as_many_passes(reference: Reference, sizes: dict[str, int]):
+    inferred = reference.drafter.config.target_layer_inference
+    if inferred and sizes:
+        pytest.skip("sizes are drafters' with N = 0")
+    torch.manual_seed(0)
+    moa = MoA(MoAConfig.from_target(reference.target.config, **sizes)) if sizes else reference.drafter
+    proposing = proposing_positions(reference.response)
+
+    def draft(*intervals: int) -> tuple[DraftRows, Tensor]:
+        draws = proposing.repeat(len(intervals), 1)
+        each = torch.tensor(intervals).repeat_interleave(len(proposing))
+        boundaries = verification_boundaries(draws, each)
+        stairs = each > 4
+        wanted = draws & ~boundaries
+        masks = self_attention_mask(boundaries, stairs), cross_attention_mask(boundaries)
+        rows: DraftRows = DraftForward(moa)(
+            reference.target, reference.expected["input_ids"], reference.truth, *masks, boundaries, wanted
+        )
+        return rows, wanted
+
+    together, wanted = draft(3, 7)
+    parts = [draft(3)[0], draft(7)[0]]
+    assert len(together.feature) == wanted.sum() > 0
+    torch.testing.assert_close(together.feature, torch.cat([part.feature for part in parts]), atol=1e-5, rtol=1e-5)
+    if together.predicted_input is not None:
+        predicted = [part.predicted_input for part in parts if part.predicted_input is not None]
+        torch.testing.assert_close(together.predicted_input, torch.cat(predicted), atol=1e-5, rtol=1e-5)

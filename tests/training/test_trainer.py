@@ -64,6 +64,7 @@ def log(folder: Path, kind: str) -> list[dict[str, Any]]:
         ({"layers_inferred": 1}, "float32"),
         ({}, "bfloat16"),
         ({"draft_block": 13}, "float32"),
+        ({"draws": 3}, "float32"),
         ({"without_entry": True}, "float32"),
         ({"token_loss": "lk"}, "float32"),
     ],
@@ -118,6 +119,7 @@ def test_other_drafters_learn_too_and_are_served(
         ({"method": "eagle2", "sa_mlp": 8}, "--sa-mlp is no option of --method eagle2"),
         ({"method": "eagle3", "draft_layers": 2}, "--draft-layers is no option of --method eagle3"),
         ({"method": "independent", "layers_inferred": 1}, "--layers-inferred is no option of --method independent"),
+        ({"method": "eagle3", "draws": 2}, "--draws is no option of --method eagle3"),
         ({"method": "independent", "draft_vocabulary": 20}, "its own LM head knows all tokens"),
     ],
 )
@@ -148,6 +150,7 @@ def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: Tr
         {},
         {"accumulate": 2},
         {"draft_block": 13},
+        {"draws": 2},
         {"without_entry": True},
         {"without_lsa": True, "without_ca": True},
         {"method": "eagle2"},

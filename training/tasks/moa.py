@@ -20,7 +20,10 @@ from training.tasks.drafting import DraftingTask
 
 
 class MoATask(DraftingTask):
-    """Every draft depth at once: verification boundaries are drawn, and what lies between them is drafted."""
+    """Every draft depth at once: verification boundaries are drawn, and what lies between them is drafted.
+
+    A draw teaches each position at one depth; several draws share one pass over the target and the memory of it.
+    """
 
     def __init__(self, config: TrainConfig, target: Llama, drafter: MoA, corpus: Corpus, valid: Corpus | None) -> None:
         super().__init__(config, target, corpus, valid)
@@ -32,13 +35,18 @@ class MoATask(DraftingTask):
         self, module: nn.Module, batch: Batch, generator: torch.Generator, progress: float, *, agreement: bool
     ) -> tuple[Loss, Tensor]:
         """As in Task; the staircase fades with ``progress``."""
-        config, count, device = self.config, len(batch.token_ids), batch.response.device
+        config, device = self.config, batch.response.device
+        draws = config.draws if module.training else 1
+        count = draws * len(batch.token_ids)
         # Drawn on the CPU, so that a seed means the same on every device.
-        intervals = masks.draw_intervals(count, config.min_interval, config.max_interval, generator).to(device)
+        intervals = masks.draw_intervals(count, config.min_interval, config.max_interval, generator)
+        # One draw counts from an answer's start, as in the paper; by itself it would teach an answer's first tokens at one depth each.
+        phases = masks.draw_phases(intervals, generator) if draws > 1 else torch.zeros_like(intervals)
+        phases[: len(batch.token_ids)] = 0
         staircase = masks.staircase_probability(progress, config.staircase_until)
         stairs = masks.draw_staircase(count, staircase, generator).to(device)
-        proposing = masks.proposing_positions(batch.response)
-        boundaries = masks.verification_boundaries(proposing, intervals)
+        proposing = masks.proposing_positions(batch.response).repeat(draws, 1)
+        boundaries = masks.verification_boundaries(proposing, intervals.to(device), phases.to(device))
         taught = proposing & ~boundaries
         rows = taught.flatten().nonzero().squeeze(1)
         depths = masks.draft_depths(boundaries).flatten().index_select(0, rows)
@@ -58,7 +66,7 @@ class MoATask(DraftingTask):
                 self.target.lm_head.weight,
                 truth,
                 draft,
-                rows,
+                rows % batch.token_ids.numel(),
                 kl_weight=config.kl_weight,
                 feature_weight=config.feature_weight,
                 kind=config.token_loss,
