@@ -10,13 +10,14 @@ class Detokenizer:
     """Incremental text of one request.
 
     Bytes that do not yet form a character wait, and so does text that could be the start of a stop string; what has been given out
-    is never taken back.
+    is never taken back. Stop strings end nothing within the first ``min_tokens`` tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = stop
+        self._unstoppable = min_tokens
         self._held = ""
         self._undecoded: list[int] = []
         self.stopped = False
@@ -25,12 +26,13 @@ class Detokenizer:
         """The text that ``token`` makes certain; sets ``stopped`` when a stop string is complete."""
         if self._tokenizer is None:
             return ""
+        self._unstoppable -= 1
         text = self._stream.step(self._tokenizer, token)
         if text is None:
             self._undecoded.append(token)
             return ""
         self._undecoded.clear()
-        return self._release(text) if self._stop else text
+        return self._release(text) if self._stop and self._unstoppable < 0 else text
 
     def flush(self) -> str:
         """All that waited: the text has ended."""

@@ -16,13 +16,18 @@ from speculative.config import EngineStatus, ModelInfo
 from speculative.detokenizer import Detokenizer
 from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.errors import ContextLengthError, InvalidRequestError
+from speculative.logprobs import token_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
-from speculative.request import Request, RequestOutput
-from speculative.sampling import argmax, choose
+from speculative.request import Request, RequestOutput, TokenLogprob
+from speculative.sampler import Sampler
+from speculative.sampling import argmax
 from speculative.scheduler import PrefillChunk, Scheduler
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 from speculative.verification import Acceptance, verify_tree
+
+LOGPROB_ROWS = 64
+"""Prompt rows whose logits are held at a time."""
 
 
 class Engine:
@@ -60,9 +65,11 @@ class Engine:
         prompt, limit = request.prompt_token_ids, self.info.max_model_len
         if not prompt:
             raise InvalidRequestError("the prompt is empty", param="prompt")
-        outside = next((token for token in prompt if not 0 <= token < self.info.vocab_size), None)
-        if outside is not None:
-            raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {self.info.vocab_size}", param="prompt")
+        biased = tuple(token for token, _ in request.params.logit_bias)
+        for name, tokens in (("prompt", prompt), ("stop_token_ids", request.params.stop_token_ids), ("logit_bias", biased)):
+            outside = next((token for token in tokens if not 0 <= token < self.info.vocab_size), None)
+            if outside is not None:
+                raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {self.info.vocab_size}", param=name)
         if len(prompt) >= limit:
             raise ContextLengthError(
                 f"This model's context holds {limit} tokens and the prompt has {len(prompt)}. Shorten the prompt.",
@@ -81,12 +88,13 @@ class Engine:
         self.validate(request)
         params, prompt = request.params, request.prompt_token_ids
         limit = self.info.max_model_len
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
         self.scheduler.add(
             Sequence(
                 request=request,
-                seed=params.seed if params.seed is not None else secrets.randbits(63),
+                sampler=Sampler(params, seed, prompt, self.eos_token_ids),
                 max_length=limit if params.max_tokens is None else len(prompt) + params.max_tokens,
-                detokenizer=Detokenizer(self._text, params.stop),
+                detokenizer=Detokenizer(self._text, params.stop, params.min_tokens),
                 tokens=list(prompt),
             )
         )
@@ -117,26 +125,38 @@ class Engine:
         """Advance every running request by one verification; the outputs of what was gained."""
         for chunk in self.scheduler.schedule():
             self._prefill(chunk)
+        outputs = self._end_those_without_room()
         batch = list(self.scheduler.running)
         if not batch:
-            return []
+            return outputs
         tree = self._draft(batch)
         logits, best, tapped = self._verify(batch, tree)
         accepted = self._accept(batch, tree, logits, best)
-        return self._commit(batch, tree, accepted, tapped)
+        logprobs = self._logprobs(batch, accepted, logits)
+        return outputs + self._commit(batch, tree, accepted, logprobs, tapped)
 
     def _prefill(self, chunk: PrefillChunk) -> None:
         sequence = chunk.sequence
         token_ids = self._tensor(sequence.tokens[chunk.start : chunk.end])
         plan = prefill_plan(self.cache, self.target.config.groups, sequence.slot, chunk.start, chunk.end)
-        _, tapped = self.target.forward_tapped(token_ids, plan, self.cache, self.taps)
+        hidden, tapped = self.target.forward_tapped(token_ids, plan, self.cache, self.taps)
         sequence.num_target_calls += 1
         sequence.num_computed = chunk.end
+        if (count := sequence.request.params.prompt_logprobs) is not None:
+            following = sequence.tokens[chunk.start + 1 : chunk.end + 1]
+            for start in range(0, len(following), LOGPROB_ROWS):
+                part = slice(start, start + LOGPROB_ROWS)
+                sequence.prompt_logprobs += token_logprobs(self.target.logits(hidden[part]), following[part], count)
         if self.drafter is not None and sequence.speculative:
             verified = VerifiedTokens(torch.full_like(token_ids, sequence.slot), plan.positions, token_ids, tapped)
             first = max(0, window_start(sequence, self.drafter.window) - chunk.start)
             if first < len(token_ids):
                 self.drafter.extend(verified.only(slice(first, None)), self.cache)
+
+    def _end_those_without_room(self) -> list[RequestOutput]:
+        """Requests that wanted nothing but their prompt read have it."""
+        full = [sequence for sequence in self.scheduler.running if len(sequence.tokens) >= sequence.max_length]
+        return [self._finish(sequence, sequence.finish("length")) for sequence in full]
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
         drafting = sum(sequence.speculative for sequence in batch)
@@ -167,24 +187,35 @@ class Engine:
         for index, sequence in enumerate(batch):
             size, room = tree.sizes[index], sequence.max_length - len(sequence.tokens)
 
-            def target_choice(row: int, depth: int, index: int = index, sequence: Sequence = sequence) -> int:
-                params = sequence.request.params
-                if params.greedy:
-                    return int(greedy[index][row])
-                return choose(logits[index, row], params, sequence.seed, sequence.num_computed + depth + 1)
+            def target_choice(row: int, index: int = index, sequence: Sequence = sequence) -> int:
+                return sequence.sampler.choose(logits[index, row], greedy[index][row])
 
             accepted.append(verify_tree(tokens[index][:size], parents[index][:size], target_choice, room))
         return accepted
 
+    def _logprobs(self, batch: list[Sequence], accepted: list[Acceptance], logits: Tensor) -> list[list[TokenLogprob] | None]:
+        """What each sequence is to be told of its new tokens' log-probabilities."""
+        return [
+            None
+            if (count := sequence.request.params.logprobs) is None
+            else token_logprobs(logits[index, [0, *acceptance.rows]], acceptance.tokens, count)
+            for index, (sequence, acceptance) in enumerate(zip(batch, accepted, strict=True))
+        ]
+
     def _commit(
-        self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None
+        self,
+        batch: list[Sequence],
+        tree: DraftTree,
+        accepted: list[Acceptance],
+        logprobs: list[list[TokenLogprob] | None],
+        tapped: Tensor | None,
     ) -> list[RequestOutput]:
         """Keep the accepted paths' keys and values, tell the drafter, publish the text, free what has ended."""
         self._keep_paths(batch, tree, accepted, tapped)
         outputs = []
-        for sequence, acceptance, drafted in zip(batch, accepted, tree.sizes, strict=True):
+        for sequence, acceptance, drafted, told in zip(batch, accepted, tree.sizes, logprobs, strict=True):
             sequence.num_computed += len(acceptance.tokens)
-            outputs.append(sequence.append(acceptance.tokens, drafted, self.eos_token_ids))
+            outputs.append(sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids))
         for sequence in batch:
             if sequence.finish_reason is not None:
                 self._release(sequence)

@@ -9,14 +9,23 @@ from speculative.errors import InvalidRequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MAX_LOGPROBS = 20
+"""Most alternatives that are reported for a token."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target's next token is chosen, and when to stop.
 
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. ``seed`` None lets the engine draw one. ``stop``
-    holds strings that end the text (and are not part of it), ``stop_token_ids`` tokens that do so besides the model's own.
-    ``max_tokens`` None means as many as the context holds. ``speculative`` False decodes this request plainly.
+    holds strings that end the text (and are not part of it), ``stop_token_ids`` tokens that do so besides the model's own; before
+    ``min_tokens`` neither ends it. ``max_tokens`` None means as many as the context holds, 0 that only the prompt is read.
+    ``speculative`` False decodes this request plainly.
+
+    Penalties as OpenAI defines them: ``frequency_penalty`` for each time that a token stands in the output, ``presence_penalty``
+    once; ``repetition_penalty`` as in transformers, for tokens of prompt and output. ``logit_bias`` pairs token ids with what is
+    added to their logits. ``logprobs`` k reports each token's log-probability by the model, before any of this, and those of
+    the k likeliest; ``prompt_logprobs`` the same of the prompt's tokens.
     """
 
     max_tokens: int | None = None
@@ -24,20 +33,37 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     speculative: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, naming the parameter."""
-        _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1", self.max_tokens)
+        _check("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "at least 0", self.max_tokens)
         _check("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100", self.temperature)
         _check("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1", self.top_p)
         _check("top_k", self.top_k >= 0, "at least 0 (0: off)", self.top_k)
         _check("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1", self.min_p)
+        _check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2", self.frequency_penalty)
+        _check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2", self.presence_penalty)
+        _check("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "above 0 and at most 100", self.repetition_penalty)
+        _check("logit_bias", all(-100 <= bias <= 100 for _, bias in self.logit_bias), "between -100 and 100", self.logit_bias)
         _check("stop", all(self.stop), "free of empty strings", self.stop)
+        _check("min_tokens", self.min_tokens >= 0, "at least 0", self.min_tokens)
+        if self.max_tokens is not None:
+            _check("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens, {self.max_tokens}", self.min_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(name, count is None or 0 <= count <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}", count)
 
     @property
     def greedy(self) -> bool:
@@ -52,11 +78,24 @@ def _check(name: str, ok: bool, allowed: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text to continue; ``request_id`` is never used twice in an engine's life."""
+    """One text to continue; ``request_id`` is never used twice in an engine's life.
+
+    Of waiting requests those with the lowest ``priority`` begin first, and among these the one that came first.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's natural log-probability by the model, and the likeliest tokens there with theirs, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +142,9 @@ class RequestStats:
 class RequestOutput:
     """One step's gain for one request; the last one carries ``finish_reason``.
 
-    ``text_delta`` holds only text that no stop string can still take back, so it may lag behind ``new_token_ids``.
+    ``text_delta`` holds only text that no stop string can still take back, so it may lag behind ``new_token_ids``. ``logprobs``
+    are of the new tokens, None unless asked for. The first output carries ``prompt_logprobs`` if those were: of the prompt's second
+    token to its last.
     """
 
     request_id: str
@@ -111,3 +152,5 @@ class RequestOutput:
     text_delta: str
     finish_reason: FinishReason | None
     stats: RequestStats
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None

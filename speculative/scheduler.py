@@ -31,7 +31,7 @@ class SlotMove:
 
 
 class Scheduler:
-    """First come, first served; prompts are prefilled in chunks between decode steps, so that running streams keep flowing."""
+    """First come, first served within a priority; prompts are prefilled in chunks between steps, so that streams keep flowing."""
 
     def __init__(self, num_slots: int, prefill_chunk: int) -> None:
         self.num_slots, self.prefill_chunk = num_slots, prefill_chunk
@@ -50,8 +50,10 @@ class Scheduler:
         return len(self.running) + (self.prefilling is not None)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a request."""
-        self.waiting.append(sequence)
+        """Queue a request behind those that are no less urgent."""
+        priority = sequence.request.priority
+        behind = next((place for place, other in enumerate(self.waiting) if other.request.priority > priority), len(self.waiting))
+        self.waiting.insert(behind, sequence)
 
     def schedule(self) -> list[PrefillChunk]:
         """Admit what fits and return this step's prefill chunks, together at most ``prefill_chunk`` tokens."""

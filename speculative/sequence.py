@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field
 
 from speculative.detokenizer import Detokenizer
-from speculative.request import FinishReason, Request, RequestOutput, RequestStats
+from speculative.request import FinishReason, Request, RequestOutput, RequestStats, TokenLogprob
+from speculative.sampler import Sampler
 
 
 @dataclass(slots=True)
@@ -18,13 +19,14 @@ class Sequence:
     """
 
     request: Request
-    seed: int
+    sampler: Sampler
     max_length: int
     detokenizer: Detokenizer
     tokens: list[int]
     slot: int = -1
     num_computed: int = 0
     finish_reason: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     arrival_time: float = field(default_factory=time.monotonic)
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -44,7 +46,9 @@ class Sequence:
         """Whether drafts are wanted."""
         return self.request.params.speculative
 
-    def append(self, tokens: tuple[int, ...], drafted: int, eos_token_ids: frozenset[int]) -> RequestOutput:
+    def append(
+        self, tokens: tuple[int, ...], drafted: int, logprobs: list[TokenLogprob] | None, eos_token_ids: frozenset[int]
+    ) -> RequestOutput:
         """Take the tokens of one verification of ``drafted`` nodes, up to the first that ends the text, and publish them.
 
         The last of ``tokens`` is the target's bonus token, those before it are accepted draft tokens.
@@ -72,7 +76,12 @@ class Sequence:
             if self.finish_reason is not None:
                 break
         self._count_verification(drafted, min(len(kept), len(tokens) - 1))
-        return RequestOutput(self.request.request_id, tuple(kept), text, self.finish_reason, self.stats())
+        reported = None if logprobs is None else tuple(logprobs[: len(kept)])
+        return self._output(tuple(kept), text, reported)
+
+    def _output(self, tokens: tuple[int, ...], text: str, logprobs: tuple[TokenLogprob, ...] | None = None) -> RequestOutput:
+        of_prompt, self.prompt_logprobs = tuple(self.prompt_logprobs) or None, []
+        return RequestOutput(self.request.request_id, tokens, text, self.finish_reason, self.stats(), logprobs, of_prompt)
 
     def _count_verification(self, drafted: int, accepted: int) -> None:
         self.num_target_calls += 1
@@ -88,7 +97,7 @@ class Sequence:
     def finish(self, reason: FinishReason) -> RequestOutput:
         """End the request without further tokens."""
         self.finish_reason = reason
-        return RequestOutput(self.request.request_id, (), self.detokenizer.flush(), reason, self.stats())
+        return self._output((), self.detokenizer.flush())
 
     def stats(self) -> RequestStats:
         """A snapshot of the counters."""

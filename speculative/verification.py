@@ -18,18 +18,19 @@ class Acceptance:
     tokens: tuple[int, ...]
 
 
-def verify_tree(tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int, int], int], limit: int) -> Acceptance:
+def verify_tree(tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int], int], limit: int) -> Acceptance:
     """Walk one tree from its root, taking at most ``limit`` tokens.
 
-    ``choose(row, depth)`` is the target's token after the node in ``row``, ``depth`` steps below the root. The walk goes to the
-    child that carries that token; when there is none it is the bonus token. Every token returned is thus the target's own choice.
+    ``choose(row)`` is the target's token after the node in ``row``; it is asked once for each token, in the text's order. The walk
+    goes to the child that carries the token; when there is none it is the bonus token. Every token returned is thus the
+    target's own choice.
     """
     children = {(parent, token): row for row, (token, parent) in reversed(list(enumerate(zip(tokens, parents, strict=True), 1)))}
     rows: list[int] = []
     chosen: list[int] = []
     row = 0
     while True:
-        token = choose(row, len(rows))
+        token = choose(row)
         chosen.append(token)
         following = children.get((row, token))
         if following is None or len(chosen) == limit:

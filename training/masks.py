@@ -33,8 +33,8 @@ def draw_phases(intervals: Tensor, generator: torch.Generator) -> Tensor:
 def verification_boundaries(proposing: Tensor, intervals: Tensor, phases: Tensor | None = None) -> Tensor:
     """Boundaries [B, S]: every position that proposes nothing, and every ``interval``-th from the last of those.
 
-    ``proposing`` boolean [B, S], ``intervals`` [B]; with ``phases`` [B] the first interval is shorter by so much. The first position
-    of a row is always a boundary: nothing precedes it.
+    ``proposing`` boolean [B, S], ``intervals`` [B]; with ``phases`` [B] the first interval is shorter by so much. The first
+    position of a row is always a boundary: nothing precedes it.
     """
     positions = torch.arange(proposing.shape[1], device=proposing.device)
     last_verified = torch.where(proposing, 0, positions).cummax(dim=1).values

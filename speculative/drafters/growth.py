@@ -82,7 +82,7 @@ class Sampling(NamedTuple):
         if all(p.greedy for p in params):
             return None
         settings = [(True, 1.0, 0, 1.0, 0.0) if p.greedy else (False, p.temperature, p.top_k, p.top_p, p.min_p) for p in params]
-        columns = ([noise_stream(sequence.seed) for sequence in sequences], *zip(*settings, strict=True))
+        columns = ([noise_stream(sequence.sampler.seed) for sequence in sequences], *zip(*settings, strict=True))
         return cls(*(torch.tensor(column, device=device) for column in columns))
 
 

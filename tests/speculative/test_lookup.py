@@ -13,6 +13,7 @@ from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.lookup import LookupDrafter
 from speculative.policy import DraftShape
 from speculative.request import Request, SamplingParams
+from speculative.sampler import Sampler
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
@@ -48,7 +49,7 @@ class Other:
 
 def sequence(name: str, text: list[int], *, speculative: bool = True) -> Sequence:
     request = Request(name, tuple(text), SamplingParams(10, speculative=speculative))
-    return Sequence(request, 0, 1000, Detokenizer(None, ()), list(text))
+    return Sequence(request, Sampler(request.params, 0, text, ()), 1000, Detokenizer(None, ()), list(text))
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_temperature_zero_takes_the_first_of_the_largest() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", -0.1), ("top_p", 0.0), ("top_k", -1), ("min_p", 1.5), ("max_tokens", 0), ("stop", ("",))],
+    [("temperature", -0.1), ("top_p", 0.0), ("top_k", -1), ("min_p", 1.5), ("max_tokens", -1), ("stop", ("",))],
 )
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:

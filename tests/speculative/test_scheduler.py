@@ -4,12 +4,15 @@ import pytest
 
 from speculative.detokenizer import Detokenizer
 from speculative.request import Request
+from speculative.sampler import Sampler
 from speculative.scheduler import Scheduler, SlotMove
 from speculative.sequence import Sequence
 
 
-def sequence(name: str, prompt: int) -> Sequence:
-    return Sequence(Request(name, tuple(range(prompt))), 0, 1000, Detokenizer(None), list(range(prompt)))
+def sequence(name: str, prompt: int, priority: int = 0) -> Sequence:
+    request = Request(name, tuple(range(prompt)), priority=priority)
+    sampler = Sampler(request.params, 0, request.prompt_token_ids, ())
+    return Sequence(request, sampler, 1000, Detokenizer(None), list(range(prompt)))
 
 
 def spans(scheduler: Scheduler) -> list[tuple[str, int, int]]:
@@ -104,3 +107,15 @@ def test_random_histories_leave_no_gap_and_lose_nobody(seed: int) -> None:
         scheduler.check_integrity()
         assert {s.request.request_id for s in (*active, *scheduler.waiting)} >= set(alive)
         assert all(scheduler.find(name) is each for name, each in alive.items())
+
+
+def test_urgent_requests_begin_first_and_equals_in_order() -> None:
+    scheduler = Scheduler(num_slots=1, prefill_chunk=100)
+    for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1)):
+        scheduler.add(sequence(name, 3, priority))
+    begun = []
+    while scheduler.has_work:
+        scheduler.schedule()
+        begun.append(scheduler.running[0].request.request_id)
+        scheduler.remove(scheduler.running[0])
+    assert begun == ["c", "e", "a", "d", "b"]

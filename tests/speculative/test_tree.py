@@ -44,7 +44,7 @@ def test_no_chains_make_an_empty_tree() -> None:
 
 
 def choices(*tokens: int):
-    return lambda row, depth: tokens[row]
+    return lambda row: tokens[row]
 
 
 def test_the_walk_follows_the_targets_choices_to_the_bonus_token() -> None:

@@ -40,7 +40,7 @@ class MoATask(DraftingTask):
         count = draws * len(batch.token_ids)
         # Drawn on the CPU, so that a seed means the same on every device.
         intervals = masks.draw_intervals(count, config.min_interval, config.max_interval, generator)
-        # One draw counts from an answer's start, as in the paper; by itself it would teach an answer's first tokens at one depth each.
+        # One draw counts from an answer's start, as in the paper; alone it teaches an answer's first tokens at one depth each.
         phases = masks.draw_phases(intervals, generator) if draws > 1 else torch.zeros_like(intervals)
         phases[: len(batch.token_ids)] = 0
         staircase = masks.staircase_probability(progress, config.staircase_until)
