@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from app import streaming
 from app.deps import Serving
 from app.errors import NotFoundError
-from app.generation import Choice, collect, run, unless_disconnected
+from app.generation import Choice, best, collect, run, unless_disconnected
 from app.responses import ResponseMetrics, Usage
 from app.schemas import SamplingRequest
 from speculative.request import Request
@@ -47,11 +47,11 @@ async def answer(
     http: HttpRequest, serving: Serving, body: SamplingRequest, requests: Sequence[Request], writer: Writer
 ) -> Response:
     """Generate, and answer as the caller asked: a stream or one document."""
-    n, count = body.n or 1, len(requests)
     outputs = run(serving, requests)
     if body.stream:
-        return streaming.stream(outputs, writer, count=count, n=n, include_usage=body.include_usage)
-    choices = await unless_disconnected(http, collect(outputs, count))
+        return streaming.stream(outputs, writer, requests, body)
+    choices = await unless_disconnected(http, collect(outputs, len(requests)))
     stats = [choice.stats for choice in choices]
-    document = writer.whole(choices, Usage.of(stats, n), ResponseMetrics.of(stats))
+    chosen = best(choices, body.n or 1, body.candidates)
+    document = writer.whole(chosen, Usage.of(stats, body.candidates), ResponseMetrics.of(stats))
     return Response(document.model_dump_json(exclude_unset=True), media_type="application/json")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from app.errors import InvalidParameterError
 from app.generation import Choice
-from app.responses import Completion, CompletionChoice, FinishReason, ResponseMetrics, Usage
+from app.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, ResponseMetrics, Usage
+from app.tokens import TokenTexts
+from speculative.request import RequestOutput, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -38,39 +42,101 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-class CompletionWriter:
-    """Words answers as text completions and their chunks."""
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that comes before its completion: its text, and its tokens."""
 
-    def __init__(self, response_id: str, created: int, model: str, include_usage: bool) -> None:
+    text: str
+    token_ids: Sequence[int]
+
+
+def echoes(tokenizer: Any, given: Sequence[str | list[int]], prompts: Sequence[list[int]], n: int) -> list[Echo]:
+    """What each choice begins with, ``n`` for each prompt: the caller's own text, or what the caller's token ids stand for."""
+    texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in given]
+    return [Echo(text, ids) for text, ids in zip(texts, prompts, strict=True) for _ in range(n)]
+
+
+class CompletionWriter:
+    """Words answers as text completions and their chunks.
+
+    ``tokens`` are given where log-probabilities are asked for, and ``echoed``, one for each choice, where the prompt is to come
+    first.
+    """
+
+    def __init__(
+        self, response_id: str, created: int, model: str, tokens: TokenTexts | None, echoed: Sequence[Echo] | None
+    ) -> None:
         self._id = response_id
         self._created = created
         self._model = model
-        self._extra: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._tokens, self._echoed = tokens, echoed
+        self._offsets: dict[int, int] = {}
 
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> Completion:
         """The answer to a request that does not stream."""
-        texts = [_choice(index, choice.text, choice.finish_reason) for index, choice in enumerate(choices)]
-        return self._completion(texts, {"usage": usage, "metrics": metrics})
+        completion = self._completion(*(self._whole(index, choice) for index, choice in enumerate(choices)), metrics=metrics)
+        completion.usage = usage
+        return completion
 
-    def begin(self, index: int) -> None:
-        """Text completions begin with text."""
+    def begin(self, index: int, first: RequestOutput) -> Completion | None:
+        """The prompt, where it is to be echoed."""
+        if self._echoed is None:
+            return None
+        logprobs = self._prompt_logprobs(index, first.prompt_logprobs or ())
+        return self._completion(CompletionChoice(index=index, text=self._echoed[index].text, logprobs=logprobs, finish_reason=None))
 
-    def text(self, index: int, text: str) -> Completion:
+    def text(self, index: int, output: RequestOutput) -> Completion:
         """More of the text."""
-        return self._completion([_choice(index, text)], self._extra)
+        logprobs = self._logprobs(index, output.logprobs or ())
+        return self._completion(CompletionChoice(index=index, text=output.text_delta, logprobs=logprobs, finish_reason=None))
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> Completion:
         """The text's end."""
-        extra = self._extra if metrics is None else self._extra | {"metrics": metrics}
-        return self._completion([_choice(index, "", reason)], extra)
+        return self._completion(CompletionChoice(index=index, text="", logprobs=None, finish_reason=reason), metrics=metrics)
 
-    def summary(self, usage: Usage, metrics: ResponseMetrics) -> Completion:
-        """Usage of the whole response."""
-        return self._completion([], {"usage": usage, "metrics": metrics})
+    def summary(self, metrics: ResponseMetrics) -> Completion:
+        """No choice: what was said is of the whole response."""
+        return self._completion(metrics=metrics)
 
-    def _completion(self, choices: list[CompletionChoice], extra: dict[str, Any]) -> Completion:
-        return Completion(id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices, **extra)
+    def _whole(self, index: int, choice: Choice) -> CompletionChoice:
+        before, text = None, choice.text
+        if self._echoed is not None:
+            before, text = self._prompt_logprobs(index, choice.prompt_logprobs), self._echoed[index].text + text
+        logprobs = _joined(before, self._logprobs(index, choice.logprobs))
+        return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=choice.finish_reason)
+
+    def _prompt_logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
+        """Of an echoed prompt: nothing is known of its first token."""
+        if self._tokens is None or self._echoed is None:
+            return None
+        first = self._lists(index, [self._echoed[index].token_ids[0]], [None], [None])
+        return _joined(first, self._logprobs(index, logprobs))
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
+        if self._tokens is None:
+            return None
+        top = [{self._tokens.text(token): value for token, value in each.top} for each in logprobs]
+        return self._lists(index, [each.token_id for each in logprobs], [each.logprob for each in logprobs], top)
+
+    def _lists(
+        self, index: int, token_ids: list[int], logprobs: Sequence[float | None], top: Sequence[dict[str, float] | None]
+    ) -> CompletionLogprobs:
+        assert self._tokens is not None
+        texts = [self._tokens.text(token) for token in token_ids]
+        offset = self._offsets.get(index, 0)
+        *offsets, self._offsets[index] = accumulate(map(len, texts), initial=offset)
+        return CompletionLogprobs(tokens=texts, token_logprobs=list(logprobs), top_logprobs=list(top), text_offset=offsets)
+
+    def _completion(self, *choices: CompletionChoice, metrics: ResponseMetrics | None = None) -> Completion:
+        extra: dict[str, Any] = {} if metrics is None else {"metrics": metrics}
+        return Completion(
+            id=self._id, object="text_completion", created=self._created, model=self._model, choices=list(choices), **extra
+        )
 
 
-def _choice(index: int, text: str, reason: FinishReason | None = None) -> CompletionChoice:
-    return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=reason)
+def _joined(first: CompletionLogprobs | None, second: CompletionLogprobs | None) -> CompletionLogprobs | None:
+    """Log-probabilities of one text after another."""
+    if first is None or second is None:
+        return second
+    lists = {name: getattr(first, name) + getattr(second, name) for name in CompletionLogprobs.model_fields}
+    return CompletionLogprobs(**lists)

@@ -17,7 +17,7 @@ from app.responses import FinishReason
 from app.sampling import sampling_params
 from app.schemas import SamplingRequest
 from speculative.errors import EngineNotReadyError, EngineStepError
-from speculative.request import Request, RequestOutput, RequestStats
+from speculative.request import Request, RequestOutput, RequestStats, TokenLogprob
 
 T = TypeVar("T")
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -30,6 +30,13 @@ class Choice:
     text: str
     finish_reason: FinishReason
     stats: RequestStats
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens; answers of a prompt are ranked by it."""
+        return sum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))
 
 
 def requests_for(
@@ -39,19 +46,19 @@ def requests_for(
     response_id: str,
     default_limit: int | None = None,
 ) -> list[Request]:
-    """A validated engine request for each prompt and each of its ``n`` choices, in the order of OpenAI's choice indices.
+    """A validated engine request for each prompt and each of its candidates, in the order of OpenAI's choice indices.
 
     ``default_limit`` is the number of tokens to generate where the caller sets none; it gives way to the context's end.
     """
-    info, n = serving.model_info(), body.n or 1
+    info = serving.model_info()
     requests: list[Request] = []
     for prompt in prompts:
         limit = body.token_limit
         if limit is None and default_limit is not None:
             limit = max(1, min(default_limit, info.max_model_len - len(prompt)))
-        for choice in range(n):
+        for choice in range(body.candidates):
             params = sampling_params(body, info.default_sampling, limit, choice)
-            requests.append(Request(f"{response_id}-{len(requests)}", tuple(prompt), params))
+            requests.append(Request(f"{response_id}-{len(requests)}", tuple(prompt), params, body.priority or 0))
         serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed
     return requests
 
@@ -113,14 +120,19 @@ async def _run_one(serving: Serving, request: Request) -> AsyncGenerator[Request
 
 async def collect(outputs: Outputs, count: int) -> list[Choice]:
     """The finished choices, in order."""
-    texts: list[list[str]] = [[] for _ in range(count)]
-    choices: list[Choice | None] = [None] * count
+    gathered: list[list[RequestOutput]] = [[] for _ in range(count)]
     async with aclosing(outputs):
         async for index, output in outputs:
-            texts[index].append(output.text_delta)
-            if output.finish_reason is not None:
-                choices[index] = Choice("".join(texts[index]), finish_reason(output), output.stats)
-    return [_finished(choice) for choice in choices]
+            gathered[index].append(output)
+    return [_choice(series) for series in gathered]
+
+
+def best(choices: Sequence[Choice], n: int, candidates: int) -> list[Choice]:
+    """Of each prompt's ``candidates`` the ``n`` likeliest by token, as OpenAI has it, the likeliest first."""
+    if n == candidates:
+        return list(choices)
+    prompts = [choices[start : start + candidates] for start in range(0, len(choices), candidates)]
+    return [choice for some in prompts for choice in sorted(some, key=lambda one: one.mean_logprob, reverse=True)[:n]]
 
 
 def finish_reason(output: RequestOutput) -> FinishReason:
@@ -129,10 +141,16 @@ def finish_reason(output: RequestOutput) -> FinishReason:
     return output.finish_reason
 
 
-def _finished(choice: Choice | None) -> Choice:
-    if choice is None:
+def _choice(outputs: Sequence[RequestOutput]) -> Choice:
+    if not outputs or outputs[-1].finish_reason is None:
         raise EngineStepError("a request ended without a finish reason")
-    return choice
+    return Choice(
+        "".join(output.text_delta for output in outputs),
+        finish_reason(outputs[-1]),
+        outputs[-1].stats,
+        tuple(each for output in outputs for each in output.logprobs or ()),
+        outputs[0].prompt_logprobs or (),
+    )
 
 
 async def unless_disconnected(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:

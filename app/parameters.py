@@ -12,27 +12,16 @@ from pydantic_core import PydanticCustomError
 
 # Values that change nothing about the answer; null is always one of them.
 SAMPLING: Final[dict[str, tuple[Any, ...]]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ([],),
     "prediction": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
     "structured_outputs": (),
-    "cache_salt": (),
-    "priority": (0,),
     "service_tier": ("auto", "default"),
     "store": (False,),
 }
 CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -44,15 +33,9 @@ CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template_kwargs": ({},),
 }
 COMPLETION: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
-    "logprobs": (),
     "prompt_logprobs": (),
-    "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
 }
 # An assistant's message comes back as the SDKs dump it, with the fields of features that it did not use.
@@ -62,7 +45,7 @@ MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
     "function_call": (),
     "annotations": ([],),
 }
-STREAM: Final[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+STREAM: Final[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
 
 def drop_neutral(body: Any, known: Mapping[str, tuple[Any, ...]]) -> Any:

@@ -122,6 +122,36 @@ def _tokens_per_second(choices: list[RequestStats]) -> float:
     return sum(max(stats.completion_tokens - 1, 0) for stats in choices) / elapsed if elapsed > 0 else 0.0
 
 
+class TopLogprob(BaseModel):
+    """A token that could have stood there; ``bytes`` are its UTF-8, which may be part of a character only."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    """A token of the answer and the likeliest ones there."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of all tokens of a choice or chunk, the one that ends it included."""
+
+    content: list[ContentLogprob]
+    refusal: None
+
+
+class CompletionLogprobs(BaseModel):
+    """The same in the completions API: parallel lists. A text's very first token has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
 class AssistantMessage(BaseModel):
     """What the model said."""
 
@@ -135,7 +165,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
@@ -163,7 +193,7 @@ class ChunkChoice(BaseModel):
 
     index: int
     delta: Delta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 
 
@@ -184,7 +214,7 @@ class CompletionChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
 
 

@@ -25,8 +25,17 @@ def sampling_params(body: SamplingRequest, defaults: Mapping[str, Any], max_toke
         top_p=float(value("top_p", 1.0)),
         top_k=int(value("top_k", 0)),
         min_p=float(value("min_p", 0.0)),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        repetition_penalty=float(value("repetition_penalty", 1.0)),
+        logit_bias=tuple((body.logit_bias or {}).items()),
         seed=None if body.seed is None else _wrapped(body.seed + choice),
         stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        logprobs=body.logprob_count,
+        prompt_logprobs=body.prompt_logprob_count,
         speculative=body.speculative is not False,
     )
 

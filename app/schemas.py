@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from pydantic_core import PydanticCustomError
 
 from app import parameters
+from speculative.request import MAX_LOGPROBS
 
 INT64 = 2**63
 
@@ -50,10 +51,21 @@ def _prompts(prompt: Any) -> list[str] | list[list[int]]:
     )
 
 
+def _token_keys(bias: Any) -> Any:
+    """JSON's keys are strings, OpenAI's are token ids."""
+    if not isinstance(bias, dict):
+        return bias
+    wrong = next((key for key in bias if not (isinstance(key, str) and key.isdecimal())), None)
+    if wrong is not None:
+        raise PydanticCustomError("invalid_value", "its keys must be token ids, not {key}", {"key": repr(wrong)})
+    return {int(key): value for key, value in bias.items()}
+
+
 def _is_token(ids: list[Any]) -> bool:
     return bool(ids) and all(type(token) is int for token in ids)
 
 
+LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
 StopTexts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 
 
@@ -102,6 +114,7 @@ class StreamOptions(_Strict):
     """How to stream."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="Extension. Usage so far in every chunk.")
 
     @model_validator(mode="before")
     @classmethod
@@ -110,7 +123,7 @@ class StreamOptions(_Strict):
 
 
 class SamplingRequest(_Strict):
-    """What chat and text completions share. ``top_k``, ``min_p`` and ``speculative`` are our extensions."""
+    """What chat and text completions share. Extensions are vLLM's, but for ``speculative``, which is ours."""
 
     model: str | None = Field(None, description="A name from /v1/models; may be left out, as one model is served.")
     max_tokens: int | None = Field(None, ge=1)
@@ -118,12 +131,23 @@ class SamplingRequest(_Strict):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, description="Extension. Only the k likeliest tokens; 0: all.")
     min_p: float | None = Field(None, ge=0, le=1, description="Extension. Drops tokens below this share of the likeliest.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=100, description="Extension. As in transformers; 1 is off.")
+    logit_bias: Annotated[LogitBias | None, BeforeValidator(_token_keys, dict[str, float] | None)] = None
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     stop: Annotated[StopTexts | None, BeforeValidator(_listed, str | list[str] | None)] = None
+    stop_token_ids: list[int] | None = Field(None, max_length=128, description="Extension. Tokens that end the text.")
+    min_tokens: int | None = Field(None, ge=0, description="Extension. Nothing ends the text before this many tokens.")
+    ignore_eos: bool | None = Field(None, description="Extension. The model's end tokens do not end the text.")
     n: int | None = Field(None, ge=1, le=128)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculative: bool | None = Field(None, description="Extension. false: decode this request without a drafter.")
+    priority: int | None = Field(None, ge=-INT64, lt=INT64, description="Extension. Of waiting requests the lowest begins first.")
+    cache_salt: str | None = Field(
+        None, min_length=1, description="Extension. Cached prompts are shared among equal salts only; none are shared yet."
+    )
     user: str | None = None
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
@@ -141,9 +165,29 @@ class SamplingRequest(_Strict):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def continuous_usage(self) -> bool:
+        """True when every chunk is to tell usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
     def token_limit(self) -> int | None:
         """The most tokens to generate; None: as many as the context holds."""
         return self.max_tokens
+
+    @property
+    def candidates(self) -> int:
+        """How many answers are generated for each prompt."""
+        return self.n or 1
+
+    @property
+    def logprob_count(self) -> int | None:
+        """How many alternatives are told of each generated token; None: not even its own log-probability."""
+        return None
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        """The same of the prompt's tokens."""
+        return None
 
 
 class ChatCompletionRequest(SamplingRequest):
@@ -151,6 +195,11 @@ class ChatCompletionRequest(SamplingRequest):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool | None = Field(None, description="Extension. false: the template does not open a new answer.")
+    continue_final_message: bool | None = Field(None, description="Extension. The answer continues the last message.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Extension. Variables for the chat template.")
 
     @model_validator(mode="before")
     @classmethod
@@ -163,10 +212,25 @@ class ChatCompletionRequest(SamplingRequest):
             raise PydanticCustomError("invalid_value", "it contradicts max_completion_tokens", {"at": ".max_tokens"})
         return self
 
+    @model_validator(mode="after")
+    def _options_agree(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("invalid_value", "it is only allowed when logprobs is true", {"at": ".top_logprobs"})
+        if self.add_generation_prompt and self.continue_final_message:
+            raise PydanticCustomError(
+                "invalid_value", "it contradicts add_generation_prompt: true", {"at": ".continue_final_message"}
+            )
+        return self
+
     @property
     def token_limit(self) -> int | None:
         """The most tokens to generate; None: as many as the context holds."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def logprob_count(self) -> int | None:
+        """As in SamplingRequest."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(SamplingRequest):
@@ -176,8 +240,36 @@ class CompletionRequest(SamplingRequest):
         list[str] | list[list[int]],
         PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
     ]
+    max_tokens: int | None = Field(None, ge=0, description="0 generates nothing: with echo and logprobs the prompt is scored.")
+    best_of: int | None = Field(None, ge=1, le=128)
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, body: Any) -> Any:
         return parameters.drop_neutral(body, parameters.COMPLETION)
+
+    @model_validator(mode="after")
+    def _best_are_some(self) -> CompletionRequest:
+        if self.best_of is not None:
+            if self.best_of < (self.n or 1):
+                raise PydanticCustomError("invalid_value", "it must be at least n", {"at": ".best_of"})
+            if self.stream and self.best_of > (self.n or 1):
+                raise PydanticCustomError("invalid_value", "which is best is not known while streaming", {"at": ".best_of"})
+        return self
+
+    @property
+    def candidates(self) -> int:
+        """As in SamplingRequest: ``best_of`` of them, if that is given."""
+        return self.best_of or self.n or 1
+
+    @property
+    def logprob_count(self) -> int | None:
+        """As in SamplingRequest; to choose the best, all are scored."""
+        return self.logprobs if self.logprobs is not None or self.candidates == (self.n or 1) else 0
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        """As in SamplingRequest."""
+        return self.logprobs if self.echo else None

@@ -3,69 +3,75 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 
 from app.errors import to_api_error
 from app.generation import Outputs, finish_reason
-from app.responses import FinishReason, ResponseMetrics, Usage
-from speculative.request import RequestStats
+from app.responses import ChatCompletionChunk, Completion, FinishReason, ResponseMetrics, Usage
+from app.schemas import SamplingRequest
+from speculative.request import Request, RequestOutput, RequestStats
 
 logger = logging.getLogger("moaserve.app")
 
+Chunk = ChatCompletionChunk | Completion
 DONE = b"data: [DONE]\n\n"
 
 
 class ChunkWriter(Protocol):
     """How one API words its chunks."""
 
-    def begin(self, index: int) -> BaseModel | None:
-        """A choice's first chunk, if the API has one that carries no text."""
+    def begin(self, index: int, first: RequestOutput) -> Chunk | None:
+        """What comes before a choice's text, if the API has a chunk for that."""
 
-    def text(self, index: int, text: str) -> BaseModel:
-        """More text of a choice."""
+    def text(self, index: int, output: RequestOutput) -> Chunk:
+        """More text of a choice, or log-probabilities of tokens that are no whole text yet."""
 
-    def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> BaseModel:
+    def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> Chunk:
         """A choice's last chunk; the last choice's carries the metrics of the whole response."""
 
-    def summary(self, usage: Usage, metrics: ResponseMetrics) -> BaseModel:
+    def summary(self, metrics: ResponseMetrics) -> Chunk:
         """The chunk without choices that ends a stream whose caller asked for usage."""
 
 
-def stream(outputs: Outputs, writer: ChunkWriter, *, count: int, n: int, include_usage: bool) -> EventSourceResponse:
-    """The streaming response of ``count`` choices, ``n`` to a prompt; a client that leaves closes ``outputs``."""
-    return EventSourceResponse(_events(outputs, writer, count, n, include_usage), sep="\n")
+def stream(outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: SamplingRequest) -> EventSourceResponse:
+    """The streaming response to ``body``, the choices of ``requests``; a client that leaves closes ``outputs``."""
+    return EventSourceResponse(_events(outputs, writer, requests, body), sep="\n")
 
 
-async def _events(outputs: Outputs, writer: ChunkWriter, count: int, n: int, include_usage: bool) -> AsyncGenerator[bytes, None]:
+async def _events(
+    outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: SamplingRequest
+) -> AsyncGenerator[bytes, None]:
+    stats = [RequestStats(prompt_tokens=len(request.prompt_token_ids)) for request in requests]
     begun: set[int] = set()
-    finished: dict[int, RequestStats] = {}
+    unfinished = len(requests)
+
+    def event(chunk: Chunk, *, last: bool = False) -> bytes:
+        # OpenAI has every chunk but the last say "usage": null, once usage was asked for.
+        if body.include_usage or body.continuous_usage:
+            chunk.usage = Usage.of(stats, body.candidates) if last or body.continuous_usage else None
+        return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()  # JSON holds no raw line break
+
     try:
         async with aclosing(outputs):
             async for index, output in outputs:
+                stats[index] = output.stats
                 if index not in begun:
                     begun.add(index)
-                    if (first := writer.begin(index)) is not None:
-                        yield _event(first)
-                if output.text_delta:
-                    yield _event(writer.text(index, output.text_delta))
+                    if (first := writer.begin(index, output)) is not None:
+                        yield event(first)
+                if output.text_delta or output.logprobs:
+                    yield event(writer.text(index, output))
                 if output.finish_reason is not None:
-                    finished[index] = output.stats
-                    metrics = ResponseMetrics.of(list(finished.values())) if len(finished) == count else None
-                    yield _event(writer.finish(index, finish_reason(output), metrics))
-        if include_usage:
-            stats = [finished[index] for index in range(count)]
-            yield _event(writer.summary(Usage.of(stats, n), ResponseMetrics.of(stats)))
+                    unfinished -= 1
+                    metrics = None if unfinished else ResponseMetrics.of(stats)
+                    yield event(writer.finish(index, finish_reason(output), metrics))
+        if body.include_usage:
+            yield event(writer.summary(ResponseMetrics.of(stats)), last=True)
     except Exception as error:  # the status line is long gone: the error is an event, and clients raise it
         logger.warning("a stream ended with an error: %s", error)
         yield f"data: {to_api_error(error).body()}\n\n".encode()
     yield DONE
-
-
-def _event(chunk: BaseModel) -> bytes:
-    """One event; JSON holds no raw line break, so that one data line is enough."""
-    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()

@@ -3,7 +3,7 @@
 # them. Called again, it goes on where it was.
 #
 #   benchmarks/drafters.sh DATA [OUT]   DATA holds {train,valid,test}.jsonl.gz of chats; OUT is runs/drafters unless given
-#   STEPS=1000 CONVERSATIONS=6000       optimiser steps of 4,096 tokens; conversations that the target writes anew
+#   STEPS=600  CONVERSATIONS=6000       optimiser steps of 4,096 tokens; conversations that the target writes anew
 #   JOBS=2 ONLY="moa eagle2"            trainings side by side, one CPU core each; some of the drafters
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,9 +11,9 @@ DATA=${1:?which folder has train.jsonl.gz, valid.jsonl.gz and test.jsonl.gz?}
 OUT=${2:-runs/drafters}
 MOASERVE=${MOASERVE:-.venv/bin/moaserve}
 TARGET=models/pretrained/concierge
-STEPS=${STEPS:-1000}
+STEPS=${STEPS:-600}
 
-MOA="--method moa --sa-kv-heads 2 --ca-kv-heads 2 --min-interval 4 --max-interval 10 --feature-weight 0.1 --draws 4"
+MOA="--method moa --sa-kv-heads 2 --ca-kv-heads 2 --min-interval 4 --max-interval 10 --feature-weight 0.1 --draws 2"
 LSA="--lsa-kv-heads 2 --lsa-mlp 384"
 WIDTH="--sa-mlp 736 --ca-mlp 736"
 declare -A OPTIONS=(
@@ -27,7 +27,7 @@ declare -A OPTIONS=(
   [independent]="--method independent --draft-hidden 192 --draft-layers 3 --draft-mlp 192"
 )
 # The slowest first, so that none runs alone at the end.
-ONLY=${ONLY:-eagle3 moa moa-n1 moa-without-ca moa-without-lsa moa-paper eagle2 independent}
+ONLY=${ONLY:-eagle3 moa-n1 moa moa-without-ca moa-without-lsa eagle2 independent moa-paper}
 
 train() {
   local resume=()

@@ -67,8 +67,8 @@ class EngineConfig:
 class ModelInfo:
     """What the HTTP layer may know of a loaded model.
 
-    ``default_sampling`` holds the sampling keys of the model's generation_config.json (temperature, top_p, top_k, min_p), with
-    ``temperature`` 0 where it says ``do_sample: false``.
+    ``default_sampling`` holds the sampling keys of the model's generation_config.json (temperature, top_p, top_k, min_p,
+    repetition_penalty), with ``temperature`` 0 where it says ``do_sample: false``.
     """
 
     name: str

@@ -182,8 +182,12 @@ def _behind_lookup(drafter: Drafter, config: EngineConfig) -> Drafter:
     return LookupDrafter(drafter, config.draft_lookup) if config.draft_lookup else drafter
 
 
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What a model's generation_config.json may say of sampling, as far as we honour it."""
+
+
 def _default_sampling(generation: dict[str, Any]) -> dict[str, Any]:
-    defaults = {key: generation[key] for key in ("temperature", "top_p", "top_k", "min_p") if generation.get(key) is not None}
+    defaults = {key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None}
     if generation.get("do_sample") is False:
         defaults["temperature"] = 0.0
     return defaults

@@ -13,6 +13,7 @@ from app.deps import ServingDep
 from app.generation import requests_for
 from app.responses import ChatCompletion, ErrorBody
 from app.schemas import ChatCompletionRequest
+from app.tokens import TokenTexts
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
@@ -26,8 +27,9 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     """Answer a conversation."""
     model = check_model(serving, body.model)
     tokenizer = serving.engine.tokenizer
-    prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body.messages))
+    prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body))
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     requests = requests_for(body, [prompt], serving, response_id)
-    writer = chat.ChatWriter(response_id, int(time.time()), model, body.include_usage)
+    tokens = TokenTexts(tokenizer) if body.logprobs else None
+    writer = chat.ChatWriter(response_id, int(time.time()), model, tokens)
     return await answer(http, serving, body, requests, writer)

@@ -13,6 +13,7 @@ from app.deps import ServingDep
 from app.generation import requests_for
 from app.responses import Completion, ErrorBody
 from app.schemas import CompletionRequest
+from app.tokens import TokenTexts
 
 router = APIRouter(prefix="/v1", tags=["completions"])
 
@@ -29,5 +30,7 @@ async def create_completion(body: CompletionRequest, http: Request, serving: Ser
     prompts = await tokenize(serving, lambda: completions.prompt_tokens(tokenizer, vocab_size, body.prompt))
     response_id = f"cmpl-{uuid.uuid4().hex}"
     requests = requests_for(body, prompts, serving, response_id, completions.DEFAULT_MAX_TOKENS)
-    writer = completions.CompletionWriter(response_id, int(time.time()), model, body.include_usage)
+    tokens = TokenTexts(tokenizer) if body.logprobs is not None else None
+    echoed = completions.echoes(tokenizer, body.prompt, prompts, body.n or 1) if body.echo else None
+    writer = completions.CompletionWriter(response_id, int(time.time()), model, tokens, echoed)
     return await answer(http, serving, body, requests, writer)

@@ -3,14 +3,16 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from speculative.config import EngineStatus, ModelInfo
 from speculative.errors import ContextLengthError, EngineNotReadyError
-from speculative.request import Request, RequestOutput, RequestStats
+from speculative.request import Request, RequestOutput, RequestStats, TokenLogprob
 
 CONTEXT = 100
 INFO = ModelInfo("tiny", CONTEXT, 256, "float32", "cpu", "moa", {"temperature": 0.7, "top_p": 0.95}, 1_700_000_000)
@@ -31,11 +33,14 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         self.conversations: list[list[dict[str, Any]]] = []
+        self.options: list[dict[str, Any]] = []
+        self.backend_tokenizer = Tokenizer(WordLevel({chr(token): token for token in range(256)}))
 
     def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool
+        self, messages: list[dict[str, Any]], *, tokenize: bool, return_dict: bool, chat_template: str | None = None, **options: Any
     ) -> list[int]:
-        assert add_generation_prompt and tokenize and not return_dict
+        assert tokenize and not return_dict and chat_template is None
+        self.options.append(options)
         self.conversations.append(messages)
         if any(message["content"] == "break the template" for message in messages):
             raise ValueError("roles must alternate")
@@ -45,12 +50,16 @@ class FakeTokenizer:
         text.encode()  # half a surrogate pair is not text, to real tokenizers neither
         return [ord(character) for character in text]
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
 
 def outputs(
     request: Request, texts: Sequence[str], finish: str = "stop", tokens: int = 1, seconds: float = 0.5
 ) -> list[RequestOutput]:
     """One output per text, ``tokens`` tokens and ``seconds`` each; the last one finishes."""
     made = []
+    params = request.params
     for step, text in enumerate(texts, 1):
         last = step == len(texts)
         stats = RequestStats(
@@ -61,8 +70,19 @@ def outputs(
             last_token_time=10.25 + seconds * (step - 1),
             **(STATS if last else {}),
         )
-        made.append(RequestOutput(request.request_id, (7,) * tokens, text, finish if last else None, stats))
+        output = RequestOutput(request.request_id, (7,) * tokens, text, finish if last else None, stats)
+        if params.logprobs is not None:
+            output = replace(output, logprobs=tuple(logprob(97 + step, params.logprobs) for _ in range(tokens)))
+        if params.prompt_logprobs is not None and step == 1:
+            scored = tuple(logprob(token, params.prompt_logprobs) for token in request.prompt_token_ids[1:])
+            output = replace(output, prompt_logprobs=scored)
+        made.append(output)
     return made
+
+
+def logprob(token: int, count: int) -> TokenLogprob:
+    """A made-up log-probability of a token, and of the ones that follow it in the alphabet."""
+    return TokenLogprob(token, -token / 100, tuple((token + place, -token / 100 - place) for place in range(count)))
 
 
 @dataclass

@@ -11,7 +11,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from app import chat
-from app.schemas import Message
+from app.schemas import ChatCompletionRequest, Message
+from models.loader import BUNDLED, load_tokenizer
 from tests.app.fakes import FakeEngine, chat_body
 
 CHAT = "/v1/chat/completions"
@@ -129,12 +130,12 @@ def test_a_real_tokenizer_renders_the_template_and_adds_nothing() -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
     )
-    assert chat.prompt_tokens(tokenizer, [Message(role="user", content="hello")]) == [1, 2, 3]
+    assert chat.prompt_tokens(tokenizer, ChatCompletionRequest(messages=[Message(role="user", content="hello")])) == [1, 2, 3]
 
 
 def test_a_model_without_a_template_says_what_to_do() -> None:
     with pytest.raises(Exception, match="/v1/completions"):
-        chat.prompt_tokens(object(), [Message(role="user", content="hello")])
+        chat.prompt_tokens(object(), ChatCompletionRequest(messages=[Message(role="user", content="hello")]))
 
 
 async def test_openais_client_reads_it(app: Any) -> None:
@@ -163,3 +164,48 @@ async def test_the_openapi_document_shows_what_may_be_sent(client: httpx.AsyncCl
     assert {"type": "string"} in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
     assert schemas["ChatCompletionRequest"]["required"] == ["messages"]
     assert schemas["ChatCompletionRequest"]["additionalProperties"] is False
+
+
+async def test_every_sampling_parameter_reaches_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    given = {
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": [4, 5],
+    }
+    others = {"logit_bias": {"7": -100, "8": 2.5}, "logprobs": True, "top_logprobs": 4, "priority": -3, "cache_salt": "mine"}
+    response = await client.post(CHAT, json=chat_body(**given, **others))
+    assert response.status_code == 200, response.text
+    request = engine.requests[0]
+    for name, value in given.items():
+        assert getattr(request.params, name) == (tuple(value) if isinstance(value, list) else value)
+    assert request.params.logit_bias == ((7, -100.0), (8, 2.5))
+    assert (request.params.logprobs, request.params.prompt_logprobs, request.priority) == (4, None, -3)
+
+
+@pytest.mark.parametrize(
+    ("options", "passed"),
+    [
+        ({}, {"add_generation_prompt": True, "continue_final_message": False}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False, "continue_final_message": False}),
+        ({"continue_final_message": True}, {"add_generation_prompt": False, "continue_final_message": True}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"add_generation_prompt": True, "continue_final_message": False, "enable_thinking": False},
+        ),
+    ],
+)
+async def test_how_the_template_is_to_be_rendered(
+    client: httpx.AsyncClient, engine: FakeEngine, options: dict[str, Any], passed: dict[str, Any]
+) -> None:
+    assert (await client.post(CHAT, json=chat_body(**options))).status_code == 200
+    assert engine.tokenizer.options == [passed]
+
+
+async def test_an_answer_that_was_begun_is_continued() -> None:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    messages = [Message(role="user", content="Hi"), Message(role="assistant", content="Hello, I am")]
+    ids = chat.prompt_tokens(tokenizer, ChatCompletionRequest(messages=messages, continue_final_message=True))
+    assert tokenizer is not None and tokenizer.decode(ids).endswith("assistant\nHello, I am")

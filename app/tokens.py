@@ -1,0 +1,46 @@
+"""What single tokens stand for, as log-probabilities name them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level vocabularies write each byte as a printable character; those that are none come after U+0100 (GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+class TokenTexts:
+    """Texts and bytes of a Hugging Face tokenizer's tokens; a token may be part of a character only."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer: Tokenizer = tokenizer.backend_tokenizer
+        decoder = self._tokenizer.decoder
+        state = json.loads(decoder.__getstate__()) if decoder is not None else {}
+        kinds = {part["type"] for part in (state, *state.get("decoders", ())) if "type" in part}
+        self._byte_level = _byte_of_character() if "ByteLevel" in kinds else None
+        self._added = {token_id: token.content for token_id, token in self._tokenizer.get_added_tokens_decoder().items()}
+
+    def bytes(self, token_id: int) -> bytes:
+        """The token's UTF-8; empty for ids that models have beyond their tokenizer's."""
+        if token_id in self._added:
+            content: str = self._added[token_id]
+            return content.encode()
+        token = self._tokenizer.id_to_token(token_id) or ""
+        if self._byte_level is not None:
+            return bytes(self._byte_level[character] for character in token)
+        if match := _BYTE.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return token.replace("▁", " ").encode()
+
+    def text(self, token_id: int) -> str:
+        """The same as text, with U+FFFD for what is not a whole character."""
+        return self.bytes(token_id).decode(errors="replace")
