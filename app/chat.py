@@ -24,8 +24,8 @@ from app.responses import (
     TopLogprob,
     Usage,
 )
-from app.schemas import ChatCompletionRequest, Message
-from app.tokens import TokenTexts
+from app.schemas import ChatCompletionRequest, Message, Prediction
+from app.tokens import TokenTexts, encoded
 from speculative.request import RequestOutput, TokenLogprob
 
 logger = logging.getLogger("moaserve.app")
@@ -54,6 +54,13 @@ def prompt_tokens(tokenizer: Any, body: ChatCompletionRequest) -> list[int]:
         logger.debug("chat template failed", exc_info=error)
         raise InvalidParameterError(f"The model's chat template cannot render these messages: {error}", param="messages") from error
     return ids
+
+
+def predicted_tokens(tokenizer: Any, prediction: Prediction | None) -> list[int]:
+    """What the caller expects the answer to be, as tokens."""
+    if prediction is None:
+        return []
+    return encoded(tokenizer, prediction.content, "prediction.content", add_special_tokens=False)
 
 
 def _template_message(message: Message) -> dict[str, Any]:

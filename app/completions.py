@@ -10,7 +10,7 @@ from typing import Any
 from app.errors import InvalidParameterError
 from app.generation import Choice
 from app.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, ResponseMetrics, Usage
-from app.tokens import TokenTexts
+from app.tokens import TokenTexts, encoded
 from speculative.request import RequestOutput, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -21,7 +21,7 @@ def prompt_tokens(tokenizer: Any, vocab_size: int, prompts: Sequence[str | list[
     tokenized = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            ids = _encode(tokenizer, prompt)
+            ids = encoded(tokenizer, prompt, "prompt")
         else:
             ids = prompt
             if (wrong := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
@@ -32,14 +32,6 @@ def prompt_tokens(tokenizer: Any, vocab_size: int, prompts: Sequence[str | list[
             raise InvalidParameterError("The prompt is empty.", param="prompt")
         tokenized.append(ids)
     return tokenized
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    try:
-        ids: list[int] = tokenizer.encode(text, verbose=False)
-    except Exception as error:  # JSON can carry half a surrogate pair, which is not text
-        raise InvalidParameterError(f"The prompt cannot be tokenized: {error}", param="prompt") from error
-    return ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,10 +45,12 @@ def requests_for(
     serving: Serving,
     response_id: str,
     default_limit: int | None = None,
+    prediction: Sequence[int] = (),
 ) -> list[Request]:
     """A validated engine request for each prompt and each of its candidates, in the order of OpenAI's choice indices.
 
     ``default_limit`` is the number of tokens to generate where the caller sets none; it gives way to the context's end.
+    ``prediction`` is what the caller expects to come.
     """
     info = serving.model_info()
     requests: list[Request] = []
@@ -58,7 +60,7 @@ def requests_for(
             limit = max(1, min(default_limit, info.max_model_len - len(prompt)))
         for choice in range(body.candidates):
             params = sampling_params(body, info.default_sampling, limit, choice)
-            requests.append(Request(f"{response_id}-{len(requests)}", tuple(prompt), params, body.priority or 0))
+            requests.append(Request(f"{response_id}-{len(requests)}", tuple(prompt), params, body.priority or 0, tuple(prediction)))
         serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed
     return requests
 

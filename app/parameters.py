@@ -12,7 +12,6 @@ from pydantic_core import PydanticCustomError
 
 # Values that change nothing about the answer; null is always one of them.
 SAMPLING: Final[dict[str, tuple[Any, ...]]] = {
-    "prediction": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -36,6 +35,7 @@ CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
 }
 COMPLETION: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "prompt_logprobs": (),
+    "prediction": (),
     "suffix": ("",),
 }
 # An assistant's message comes back as the SDKs dump it, with the fields of features that it did not use.

@@ -38,9 +38,11 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """What the completion's tokens were spent on."""
+    """What the completion's tokens were spent on; of predictions only where the caller sent one."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Usage(BaseModel):
@@ -63,8 +65,16 @@ class Usage(BaseModel):
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(stats.cached_tokens for stats in prompts)),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=0),
+            completion_tokens_details=_details(choices),
         )
+
+
+def _details(choices: list[RequestStats]) -> CompletionTokensDetails:
+    accepted = sum(stats.num_accepted_prediction_tokens for stats in choices)
+    rejected = sum(stats.num_rejected_prediction_tokens for stats in choices)
+    if not accepted + rejected:
+        return CompletionTokensDetails(reasoning_tokens=0)
+    return CompletionTokensDetails(reasoning_tokens=0, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
 
 
 class SpeculativeDecoding(BaseModel):

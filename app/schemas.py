@@ -110,6 +110,13 @@ class Message(_Strict):
         return self
 
 
+class Prediction(_Strict):
+    """What the caller expects the answer to be."""
+
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(_joined_parts, str | list[dict[str, str]])]
+
+
 class StreamOptions(_Strict):
     """How to stream."""
 
@@ -195,6 +202,7 @@ class ChatCompletionRequest(SamplingRequest):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = Field(None, description="Extension. false: the template does not open a new answer.")

@@ -1,4 +1,4 @@
-"""What single tokens stand for, as log-probabilities name them."""
+"""Text to tokens, and what single tokens stand for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ import re
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from app.errors import InvalidParameterError
+
+
+def encoded(tokenizer: Any, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The token ids of what the caller gave as ``param``."""
+    try:
+        ids: list[int] = tokenizer.encode(text, verbose=False, add_special_tokens=add_special_tokens)
+    except Exception as error:  # JSON can carry half a surrogate pair, which is not text
+        raise InvalidParameterError(f"The {param} cannot be tokenized: {error}", param=param) from error
+    return ids
+
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 

@@ -23,11 +23,31 @@ def verify_plan(
     """
     if tree.num_rows == 1:
         return decode_plan(cache, groups, lengths)
+    if any(tree.straight):
+        return _straight_plan(cache, groups, lengths, tree)
     device = cache.data.device
     columns = counting(span_of(cache, max(lengths)), device)
     inputs = [tree.parents.to(device), torch.tensor(lengths, device=device), columns]
     positions, write, mask = layout(inputs) if layout is not None else TreeLayout(cache, groups)(*inputs)
     return AttentionPlan(0, len(lengths), tree.num_rows, positions.flatten(), write.flatten(), mask)
+
+
+def _straight_plan(cache: KVCache, groups: int, lengths: list[int], tree: DraftTree) -> AttentionPlan:
+    """Trees in scratch rows beside chains in their places, which see the text up to themselves."""
+    device, rows, scratch = cache.data.device, tree.num_rows, cache.scratch
+    seen = ancestors(tree.parents.to(device), rows)
+    offsets = torch.tensor(lengths, device=device).unsqueeze(1)
+    straight, sizes = (torch.tensor(column, device=device).unsqueeze(1) for column in (tree.straight, tree.sizes))
+    slots, row = counting(len(lengths), device).unsqueeze(1), counting(rows, device)
+    positions = offsets + seen.sum(-1) - 1
+    places = torch.where(straight, cache.flat_rows(slots, positions), slots * cache.rows_per_slot + row)
+    write = places.masked_fill(row > sizes, cache.padding_row)
+    columns = counting(span_of(cache, max(lengths) + rows), device)
+    ends = torch.where(straight, positions + 1, offsets).unsqueeze(-1)
+    in_scratch = F.pad(seen, (0, max(0, scratch - rows)))[..., :scratch] & ~straight.unsqueeze(-1)
+    allowed = torch.cat((in_scratch, columns < ends), dim=-1).repeat_interleave(groups, dim=1)
+    mask = additive(allowed.unsqueeze(1), cache.data.dtype)
+    return AttentionPlan(0, len(lengths), rows, positions.flatten(), write.flatten(), mask)
 
 
 class TreeLayout(nn.Module):

@@ -26,9 +26,9 @@ from models.compiled import DYNAMIC, Graph, compile_graph, decoder_graph, defaul
 from models.llama import Llama
 from speculative.batch import TreeLayout
 from speculative.config import EngineConfig
-from speculative.drafters.lookup import behind_lookup
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_graphs import drafter_graphs
+from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.sampling import argmax
@@ -56,7 +56,7 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     loaded = {name: load_graph(path) for name, path in paths.items()}
     engine.target.compiled = loaded.pop("decoder")
     engine.compiled = {name: loaded.pop(name) for name in ("head", "layout")}
-    drafter = behind_lookup(engine.drafter)
+    drafter = innermost(engine.drafter)
     if isinstance(drafter, MoADrafter):
         drafter.compiled = loaded
 
@@ -71,7 +71,7 @@ def _graphs(engine: Engine) -> list[Graph]:
         Graph("head", _Head(target), (hidden,), ({0: DYNAMIC},)),
         Graph("layout", layout, (parents, torch.tensor([7, 9]), torch.arange(64)), sizes, layout.settings),
     ]
-    drafter = behind_lookup(engine.drafter)
+    drafter = innermost(engine.drafter)
     if isinstance(drafter, MoADrafter) and not drafter.borrowed:
         graphs += drafter_graphs(drafter, engine.cache)
     return graphs

@@ -18,6 +18,7 @@ from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.errors import ContextLengthError, InvalidRequestError
 from speculative.logprobs import token_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
+from speculative.prediction import Prediction
 from speculative.request import Request, RequestOutput, TokenLogprob
 from speculative.sampler import Sampler
 from speculative.sampling import argmax
@@ -96,6 +97,7 @@ class Engine:
                 max_length=limit if params.max_tokens is None else len(prompt) + params.max_tokens,
                 detokenizer=Detokenizer(self._text, params.stop, params.min_tokens),
                 tokens=list(prompt),
+                prediction=Prediction(request.prediction) if request.prediction else None,
             )
         )
 
@@ -227,13 +229,14 @@ class Engine:
         kept: list[tuple[int, int, int, int, int]] = []
         drafter_sees: list[int] = []
         scratch = self.cache.scratch
-        for sequence, acceptance in zip(batch, accepted, strict=True):
+        for sequence, acceptance, straight in zip(batch, accepted, tree.straight or (False,) * len(batch), strict=True):
             if sequence.speculative:
                 drafter_sees.extend(range(len(kept), len(kept) + len(acceptance.tokens)))
             tokens = (sequence.tokens[-1], *acceptance.tokens)
             for depth, row in enumerate((0, *acceptance.rows)):
                 slot, position = sequence.slot, sequence.num_computed + depth
-                drafted, final = self.cache.flat_row(slot, row - scratch), self.cache.flat_row(slot, position)
+                final = self.cache.flat_row(slot, position)
+                drafted = final if straight else self.cache.flat_row(slot, row - scratch)
                 kept.append((slot, position, tokens[depth], drafted, final))
         if tree.num_rows == 1 and not drafter_sees:
             return

@@ -30,10 +30,12 @@ from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.drafters.base import Drafter
 from speculative.drafters.eagle import EagleDrafter
 from speculative.drafters.independent import IndependentDrafter
-from speculative.drafters.lookup import LookupDrafter, behind_lookup
+from speculative.drafters.lookup import LookupDrafter
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.ngram import NgramDrafter
+from speculative.drafters.prediction import PredictionDrafter
 from speculative.drafters.tree_drafter import TreeDrafter
+from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape, FixedPolicy
@@ -59,7 +61,7 @@ def _load(config: EngineConfig) -> Engine:
         compile_engine(engine, config)
     else:
         optimize_for_inference(engine.target)
-    drafter = behind_lookup(engine.drafter)
+    drafter = innermost(engine.drafter)
     if isinstance(drafter, TreeDrafter) and not drafter.compiled:
         drafter.pack()
     return engine
@@ -151,7 +153,7 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
     if choice == "none":
         return None, "none"
     if choice == "ngram":
-        return lambda slots, length: NgramDrafter(), "ngram"
+        return lambda slots, length: PredictionDrafter(NgramDrafter()), "ngram"
     folder = resolve(choice)
     raw = read_json(folder, "config.json")
     architecture = (raw.get("architectures") or [""])[0]
@@ -159,13 +161,13 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
     small = target.dtype if target.device.type != "cpu" else torch.float32
     if architecture == EAGLE:
         eagle = load_eagle(folder, target.config, dtype=small, device=target.device)
-        return lambda slots, length: _behind_lookup(EagleDrafter(eagle, target, slots, length, shape), config), "eagle"
+        return lambda slots, length: _with_text(EagleDrafter(eagle, target, slots, length, shape), config), "eagle"
     if architecture in ARCHITECTURES and not is_moa(raw):
         model = _independent(folder, target, small)
-        return lambda slots, length: _behind_lookup(IndependentDrafter(model, slots, length, shape), config), "independent"
+        return lambda slots, length: _with_text(IndependentDrafter(model, slots, length, shape), config), "independent"
     moa = load_drafter(folder, target.config, dtype=target.dtype if _compiles(config, target) else small, device=target.device)
     window = MOA_WINDOW if config.draft_window is None else config.draft_window or None
-    return lambda slots, length: _behind_lookup(MoADrafter(moa, target, slots, length, shape, window), config), "moa"
+    return lambda slots, length: _with_text(MoADrafter(moa, target, slots, length, shape, window), config), "moa"
 
 
 def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:
@@ -178,8 +180,9 @@ def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:
     return model
 
 
-def _behind_lookup(drafter: Drafter, config: EngineConfig) -> Drafter:
-    return LookupDrafter(drafter, config.draft_lookup) if config.draft_lookup else drafter
+def _with_text(drafter: Drafter, config: EngineConfig) -> Drafter:
+    """A drafter that is asked where neither a prediction nor the text itself says what comes next."""
+    return PredictionDrafter(LookupDrafter(drafter, config.draft_lookup) if config.draft_lookup else drafter)
 
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

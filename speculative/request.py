@@ -80,13 +80,15 @@ def _check(name: str, ok: bool, allowed: str, value: object) -> None:
 class Request:
     """One text to continue; ``request_id`` is never used twice in an engine's life.
 
-    Of waiting requests those with the lowest ``priority`` begin first, and among these the one that came first.
+    Of waiting requests those with the lowest ``priority`` begin first, and among these the one that came first. ``prediction`` is
+    what the caller expects to come, as far as that is known: it makes the answer come faster and no other.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,8 @@ class RequestStats:
 
     ``acceptance_histogram[k]`` counts verifications in which exactly k draft tokens were accepted. ``num_drafts`` counts the
     verifications that carried a draft; ``num_target_calls`` counts every target pass, prefill chunks included.
-    ``num_draft_tokens`` are the tree nodes verified. Times are seconds of a monotonic clock.
+    ``num_draft_tokens`` are the tree nodes verified; accepted and rejected prediction tokens are those of the request's prediction
+    that the answer has and has not. Times are seconds of a monotonic clock.
     """
 
     prompt_tokens: int = 0
@@ -114,6 +117,8 @@ class RequestStats:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_target_calls: int = 0
+    num_accepted_prediction_tokens: int = 0
+    num_rejected_prediction_tokens: int = 0
     acceptance_histogram: tuple[int, ...] = ()
     arrival_time: float = 0.0
     first_token_time: float | None = None

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from speculative.detokenizer import Detokenizer
+from speculative.prediction import Prediction
 from speculative.request import FinishReason, Request, RequestOutput, RequestStats, TokenLogprob
 from speculative.sampler import Sampler
 
@@ -23,6 +24,7 @@ class Sequence:
     max_length: int
     detokenizer: Detokenizer
     tokens: list[int]
+    prediction: Prediction | None = None
     slot: int = -1
     num_computed: int = 0
     finish_reason: FinishReason | None = None
@@ -76,6 +78,8 @@ class Sequence:
             if self.finish_reason is not None:
                 break
         self._count_verification(drafted, min(len(kept), len(tokens) - 1))
+        if self.prediction is not None:
+            self.prediction.follow(kept)
         reported = None if logprobs is None else tuple(logprobs[: len(kept)])
         return self._output(tuple(kept), text, reported)
 
@@ -108,6 +112,8 @@ class Sequence:
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_draft_tokens=self.num_accepted_draft_tokens,
             num_target_calls=self.num_target_calls,
+            num_accepted_prediction_tokens=self.prediction.accepted if self.prediction else 0,
+            num_rejected_prediction_tokens=self.prediction.rejected if self.prediction else 0,
             acceptance_histogram=tuple(self.acceptance_histogram),
             arrival_time=self.arrival_time,
             first_token_time=self.first_token_time,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +16,14 @@ class DraftTree:
 
     Row 0 is the root: the newest token, already chosen but not yet run through the target. Node j stands in row j + 1.
     ``tokens`` [B, N]; ``parents`` [B, N] holds rows, a parent's before its children's; ``sizes`` counts the real nodes of each
-    sequence, which come first. Padding nodes have the root as parent.
+    sequence, which come first. Padding nodes have the root as parent. ``straight`` tells which sequences' drafts are chains that
+    go straight to their place in the text instead of a slot's scratch rows, and may therefore be of any length; () is none.
     """
 
     tokens: Tensor
     parents: Tensor
     sizes: tuple[int, ...]
+    straight: tuple[bool, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -40,6 +43,21 @@ class DraftTree:
         tokens = torch.tensor([chain + [0] * (width - len(chain)) for chain in chains], dtype=torch.long).view(len(chains), width)
         parents = torch.tensor([[j if j < len(chain) else 0 for j in range(width)] for chain in chains], dtype=torch.long)
         return cls(tokens, parents.view(len(chains), width), tuple(len(chain) for chain in chains))
+
+    def with_chains(self, chains: list[list[int]]) -> DraftTree:
+        """These trees, but chains in the place of those for which there is one."""
+        width = max(self.tokens.shape[1], *(len(chain) for chain in chains))
+        tokens, parents, sizes = self.tokens.tolist(), self.parents.tolist(), list(self.sizes)
+        for index, chain in enumerate(chains):
+            if chain:
+                tokens[index], parents[index], sizes[index] = chain, list(range(len(chain))), len(chain)
+        tokens, parents = ([row + [0] * (width - len(row)) for row in rows] for rows in (tokens, parents))
+        device = self.tokens.device
+        return DraftTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), tuple(sizes))
+
+    def straightened(self, straight: Sequence[bool]) -> DraftTree:
+        """The same drafts, the chains among them that are told so going straight to their place."""
+        return replace(self, straight=tuple(straight))
 
 
 def ancestors(parents: Tensor, most: int) -> Tensor:

@@ -28,8 +28,9 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     model = check_model(serving, body.model)
     tokenizer = serving.engine.tokenizer
     prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body))
+    prediction = await tokenize(serving, lambda: chat.predicted_tokens(tokenizer, body.prediction))
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    requests = requests_for(body, [prompt], serving, response_id)
+    requests = requests_for(body, [prompt], serving, response_id, prediction=prediction)
     tokens = TokenTexts(tokenizer) if body.logprobs else None
     writer = chat.ChatWriter(response_id, int(time.time()), model, tokens)
     return await answer(http, serving, body, requests, writer)

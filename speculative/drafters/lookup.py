@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from models.kv_cache import KVCache
 from speculative.drafters.base import Drafter
 from speculative.drafters.ngram import NgramIndex
@@ -73,7 +71,7 @@ class LookupDrafter(DrafterWrapper):
         if all(chain or not sequence.speculative for chain, sequence in zip(chains, sequences, strict=True)):
             return DraftTree.from_chains(chains)
         tree = self.other.propose(sequences, shape, target_cache)
-        return _with_chains(tree, chains) if any(chains) else tree
+        return tree.with_chains(chains) if any(chains) else tree
 
     def _chain(self, sequence: Sequence, most: int) -> list[int]:
         """What the text's own example says that comes next; [] where nothing matches, or matches as long have not held of late."""
@@ -98,20 +96,3 @@ def _matching(tokens: list[int], end: int) -> int:
     while length < min(end, _LONGEST) and tokens[end - 1 - length] == tokens[-1 - length]:
         length += 1
     return length
-
-
-def behind_lookup(drafter: Drafter | None) -> Drafter | None:
-    """The drafter that computes."""
-    return drafter.other if isinstance(drafter, LookupDrafter) else drafter
-
-
-def _with_chains(tree: DraftTree, chains: list[list[int]]) -> DraftTree:
-    """The trees, chains in their place where there are some."""
-    width = max(tree.tokens.shape[1], *(len(chain) for chain in chains))
-    tokens, parents, sizes = tree.tokens.tolist(), tree.parents.tolist(), list(tree.sizes)
-    for index, chain in enumerate(chains):
-        if chain:
-            tokens[index], parents[index], sizes[index] = chain, list(range(len(chain))), len(chain)
-    tokens, parents = ([row + [0] * (width - len(row)) for row in rows] for rows in (tokens, parents))
-    device = tree.tokens.device
-    return DraftTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), tuple(sizes))

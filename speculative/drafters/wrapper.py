@@ -35,3 +35,10 @@ class DrafterWrapper:
     def target_scratch_rows(self, shape: DraftShape) -> int:
         """As in Drafter."""
         return self.other.target_scratch_rows(shape)
+
+
+def innermost(drafter: Drafter | None) -> Drafter | None:
+    """The drafter behind all wrappers."""
+    while isinstance(drafter, DrafterWrapper):
+        drafter = drafter.other
+    return drafter

@@ -46,7 +46,7 @@ class FakeTokenizer:
             raise ValueError("roles must alternate")
         return [ord(character) for message in messages for character in message["content"]] + [0]
 
-    def encode(self, text: str, *, verbose: bool) -> list[int]:
+    def encode(self, text: str, *, verbose: bool, add_special_tokens: bool) -> list[int]:
         text.encode()  # half a surrogate pair is not text, to real tokenizers neither
         return [ord(character) for character in text]
 
@@ -68,6 +68,8 @@ def outputs(
             arrival_time=10.0,
             first_token_time=10.25,
             last_token_time=10.25 + seconds * (step - 1),
+            num_accepted_prediction_tokens=min(step, len(request.prediction)),
+            num_rejected_prediction_tokens=max(0, len(request.prediction) - step),
             **(STATS if last else {}),
         )
         output = RequestOutput(request.request_id, (7,) * tokens, text, finish if last else None, stats)

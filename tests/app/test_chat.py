@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from app import chat
 from app.schemas import ChatCompletionRequest, Message
 from models.loader import BUNDLED, load_tokenizer
-from tests.app.fakes import FakeEngine, chat_body
+from tests.app.fakes import FakeEngine, chat_body, events
 
 CHAT = "/v1/chat/completions"
 
@@ -209,3 +209,16 @@ async def test_an_answer_that_was_begun_is_continued() -> None:
     messages = [Message(role="user", content="Hi"), Message(role="assistant", content="Hello, I am")]
     ids = chat.prompt_tokens(tokenizer, ChatCompletionRequest(messages=messages, continue_final_message=True))
     assert tokenizer is not None and tokenizer.decode(ids).endswith("assistant\nHello, I am")
+
+
+@pytest.mark.parametrize("content", ["abcde", [{"type": "text", "text": "abcde"}]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prediction_reaches_the_engine_and_usage_tells_what_came_of_it(
+    client: httpx.AsyncClient, engine: FakeEngine, content: Any, stream: bool
+) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    response = await client.post(CHAT, json=chat_body(prediction={"type": "content", "content": content}, **options))
+    usage = (events(response)[-1] if stream else response.json())["usage"]
+    assert engine.requests[0].prediction == tuple(map(ord, "abcde"))
+    details = usage["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (3, 2)

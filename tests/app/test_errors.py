@@ -63,6 +63,10 @@ def assert_error(response: httpx.Response, status: int, param: str | None, code:
         ({"cache_salt": ""}, "cache_salt", "invalid_value"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "invalid_value"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs", "invalid_value"),
+        ({"prediction": "x"}, "prediction", "invalid_type"),
+        ({"prediction": {"type": "image", "content": "x"}}, "prediction.type", "invalid_value"),
+        ({"prediction": {"type": "content", "content": "\ud800"}}, "prediction.content", "invalid_value"),
+        ({"prediction": {"type": "content", "content": [{"type": "x"}]}}, "prediction.content[0].type", "invalid_value"),
         ({"stream": "yes"}, "stream", "invalid_type"),
         ({"speculative": 1}, "speculative", "invalid_type"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
@@ -116,7 +120,6 @@ WANTED = {
     "response_format": {"type": "json_object"},
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
-    "prediction": {"type": "content", "content": "x"},
     "modalities": ["audio"],
     "store": 0,  # neutral would be false: 0 is of the wrong type
     "guided_regex": "a+",
@@ -128,7 +131,7 @@ async def test_a_parameter_that_is_not_honoured_is_refused_by_name(client: httpx
     assert_error(await client.post(CHAT, json=chat_body(**{name: value})), 400, name, "unsupported_parameter")
 
 
-@pytest.mark.parametrize(("name", "value"), [("suffix", "end"), ("prompt_logprobs", 1)])
+@pytest.mark.parametrize(("name", "value"), [("suffix", "end"), ("prompt_logprobs", 1), ("prediction", {"type": "content"})])
 async def test_completions_refuse_what_they_do_not_honour(client: httpx.AsyncClient, name: str, value: Any) -> None:
     assert_error(await client.post(TEXT, json={"prompt": "Hi", name: value}), 400, name, "unsupported_parameter")
 

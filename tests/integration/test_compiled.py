@@ -89,6 +89,34 @@ def test_compiled_graphs_give_the_same_tokens(
     assert answers(compiled, prompts, params) == answers(plain, prompts, params)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_compiled_graphs_verify_predictions_and_score_tokens(engines: tuple[Engine, Engine], temperature: float) -> None:
+    compiled, plain = engines
+    prompt, beside = [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8] * 20
+    params = SamplingParams(80, temperature=temperature, seed=2, ignore_eos=True, logprobs=2, prompt_logprobs=2)
+    expected, scores = scored(plain, Request("r", tuple(prompt), params))
+    prediction = (*expected[:30], 5, 5, *expected[34:])
+    assert scored(compiled, Request("r", tuple(prompt), params, prediction=prediction)) == (
+        expected,
+        pytest.approx(scores, abs=1e-3),
+    )
+    compiled.add(Request("beside", tuple(beside), SamplingParams(60, temperature=0.0, ignore_eos=True)))
+    assert scored(compiled, Request("r", tuple(prompt), params, prediction=prediction))[0] == expected
+
+
+def scored(engine: Engine, request: Request) -> tuple[list[int], list[float]]:
+    """A request's tokens, and the log-probabilities of its text."""
+    tokens: list[int] = []
+    scores: list[float] = []
+    engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            if output.request_id == request.request_id:
+                tokens += output.new_token_ids
+                scores += [each.logprob for each in (*(output.prompt_logprobs or ()), *(output.logprobs or ()))]
+    return tokens, scores
+
+
 def test_graphs_take_inputs_that_are_not_dense(engines: tuple[Engine, Engine]) -> None:
     head, size = engines[0].compiled["head"], engines[0].target.config.hidden_size
     sliced = torch.randn(4, 2 * size)[:, :size]

@@ -111,3 +111,24 @@ def test_lm_eval_scores_prompts_as_transformers_does(
         wanted = torch.tensor(ids[len(before) :])
         assert ours == pytest.approx(float(rows.gather(1, wanted.unsqueeze(1)).sum()), abs=1e-3)
         assert greedy == bool((rows.argmax(-1) == wanted).all())
+
+
+def test_a_prediction_takes_a_quarter_of_the_passes(server: Server) -> None:
+    client = openai.OpenAI(base_url=server.base_url, api_key="none")
+    messages = [{"role": "user", "content": "Write a Python function that reads a file and counts the words in it."}]
+    extra = {"min_tokens": 400}
+    given: dict[str, Any] = {"model": "concierge", "messages": messages, "temperature": 0, "max_tokens": 400, "extra_body": extra}
+
+    alone = client.chat.completions.create(**given)
+    text = alone.choices[0].message.content or ""
+    words = text.split(" ")
+    # As a file before its edit: some words are others, some are missing, some are too many.
+    edited = [*words[:60], "something", "else", *words[62:130], *words[135:200], "more", "and", "more", *words[200:]]
+    prediction = {"type": "content", "content": " ".join(edited)}
+    predicted = client.chat.completions.create(**given, prediction=prediction)
+    assert predicted.choices[0].message.content == text
+    passes = [one.model_extra["metrics"]["speculative_decoding"]["num_target_calls"] for one in (predicted, alone)]
+    assert passes[0] <= passes[1] / 4, passes
+    assert predicted.usage is not None and predicted.usage.completion_tokens_details is not None
+    details = predicted.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 300 > 30 > details.rejected_prediction_tokens > 0
