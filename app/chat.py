@@ -24,27 +24,27 @@ from app.responses import (
     TopLogprob,
     Usage,
 )
-from app.schemas import ChatCompletionRequest, Message, Prediction
+from app.schemas import Message, Prediction, TemplateOptions
 from app.tokens import TokenTexts, encoded
 from speculative.request import RequestOutput, TokenLogprob
 
 logger = logging.getLogger("moaserve.app")
 
 
-def prompt_tokens(tokenizer: Any, body: ChatCompletionRequest) -> list[int]:
+def prompt_tokens(tokenizer: Any, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
     """The conversation as the model's chat template writes it, ready for the assistant's turn unless the caller wants otherwise."""
     if not getattr(tokenizer, "chat_template", None):
         raise InvalidParameterError("This model has no chat template; use /v1/completions.", param="messages")
-    conversation = [_template_message(message) for message in body.messages]
-    variables = body.chat_template_kwargs or {}
+    conversation = [_template_message(message) for message in messages]
+    variables = options.chat_template_kwargs or {}
     # Its own parameters are none of the template's variables: one of them is the template.
     if reserved := variables.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys():
         raise InvalidParameterError(f"'{min(reserved)}' is no variable of a chat template.", param="chat_template_kwargs")
-    continues = bool(body.continue_final_message)
+    continues = bool(options.continue_final_message)
     try:
         ids: list[int] = tokenizer.apply_chat_template(
             conversation,
-            add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
+            add_generation_prompt=not continues if options.add_generation_prompt is None else options.add_generation_prompt,
             continue_final_message=continues,
             tokenize=True,
             return_dict=False,

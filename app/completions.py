@@ -24,14 +24,17 @@ def prompt_tokens(tokenizer: Any, vocab_size: int, prompts: Sequence[str | list[
             ids = encoded(tokenizer, prompt, "prompt")
         else:
             ids = prompt
-            if (wrong := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
-                raise InvalidParameterError(
-                    f"Token id {wrong} is outside the vocabulary; ids go from 0 to {vocab_size - 1}.", param="prompt"
-                )
+            known_tokens(ids, vocab_size, "prompt")
         if not ids:
             raise InvalidParameterError("The prompt is empty.", param="prompt")
         tokenized.append(ids)
     return tokenized
+
+
+def known_tokens(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Refuse ids that no token has; ``param`` is where the caller gave them."""
+    if (wrong := next((token for token in ids if not 0 <= token < vocab_size), None)) is not None:
+        raise InvalidParameterError(f"Token id {wrong} is outside the vocabulary; ids go from 0 to {vocab_size - 1}.", param=param)
 
 
 @dataclass(frozen=True, slots=True)

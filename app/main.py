@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 from fastapi import FastAPI
 
@@ -11,7 +12,7 @@ from app.deps import Serving, ServingEngine
 from app.errors import add_error_handlers
 from app.metrics import Metrics
 from app.middleware import AccessLog
-from app.routes import chat, completions, health, metrics, models
+from app.routes import chat, completions, health, metrics, models, tokenize
 from app.settings import Settings
 
 
@@ -30,13 +31,14 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
 
     app = FastAPI(
         title="MoA Serve",
+        version=version("moaserve"),
         description="OpenAI-compatible LLM server with Mixture-of-Attentions speculative decoding.",
         lifespan=lifespan,
         redirect_slashes=False,
         strict_content_type=False,
     )
     app.state.serving = serving
-    for routes in (chat, completions, models, health, metrics):
+    for routes in (chat, completions, models, tokenize, health, metrics):
         app.include_router(routes.router)
     app.add_middleware(AccessLog)
     add_error_handlers(app)

@@ -257,6 +257,27 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
+class Tokens(BaseModel):
+    """POST /tokenize; ``token_strs`` only where they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(BaseModel):
+    """POST /detokenize."""
+
+    prompt: str
+
+
+class Version(BaseModel):
+    """GET /version."""
+
+    version: str
+
+
 class Probe(BaseModel):
     """GET /health and /ready."""
 

@@ -197,7 +197,23 @@ class SamplingRequest(_Strict):
         return None
 
 
-class ChatCompletionRequest(SamplingRequest):
+class TemplateOptions(_Strict):
+    """How a chat template renders; all vLLM's extensions."""
+
+    add_generation_prompt: bool | None = Field(None, description="Extension. false: the template does not open a new answer.")
+    continue_final_message: bool | None = Field(None, description="Extension. The answer continues the last message.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Extension. Variables for the chat template.")
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> TemplateOptions:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise PydanticCustomError(
+                "invalid_value", "it contradicts add_generation_prompt: true", {"at": ".continue_final_message"}
+            )
+        return self
+
+
+class ChatCompletionRequest(SamplingRequest, TemplateOptions):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
@@ -205,9 +221,6 @@ class ChatCompletionRequest(SamplingRequest):
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    add_generation_prompt: bool | None = Field(None, description="Extension. false: the template does not open a new answer.")
-    continue_final_message: bool | None = Field(None, description="Extension. The answer continues the last message.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Extension. Variables for the chat template.")
 
     @model_validator(mode="before")
     @classmethod
@@ -221,13 +234,9 @@ class ChatCompletionRequest(SamplingRequest):
         return self
 
     @model_validator(mode="after")
-    def _options_agree(self) -> ChatCompletionRequest:
+    def _top_of_something(self) -> ChatCompletionRequest:
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("invalid_value", "it is only allowed when logprobs is true", {"at": ".top_logprobs"})
-        if self.add_generation_prompt and self.continue_final_message:
-            raise PydanticCustomError(
-                "invalid_value", "it contradicts add_generation_prompt: true", {"at": ".continue_final_message"}
-            )
         return self
 
     @property
@@ -281,3 +290,26 @@ class CompletionRequest(SamplingRequest):
     def prompt_logprob_count(self) -> int | None:
         """As in SamplingRequest."""
         return self.logprobs if self.echo else None
+
+
+class TokenizeRequest(TemplateOptions):
+    """POST /tokenize, as vLLM has it: a ``prompt``, or ``messages`` as the chat template writes them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = Field(None, description="Whether a prompt gets those that the tokenizer adds; default true.")
+    return_token_strs: bool | None = Field(None, description="Tell each token's text too.")
+
+    @model_validator(mode="after")
+    def _one_text(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("invalid_value", "give either prompt or messages", {"at": ".prompt"})
+        return self
+
+
+class DetokenizeRequest(_Strict):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -122,7 +122,7 @@ class LocalBackend:
         """The engine's answer, as it comes."""
         try:
             request = ChatCompletionRequest.model_validate(body)
-            prompt = chat.prompt_tokens(self._engine.tokenizer, request)
+            prompt = chat.prompt_tokens(self._engine.tokenizer, request.messages, request)
             requests = requests_for(request, [prompt], self._serving, uuid.uuid4().hex)
             async with aclosing(run(self._serving, requests)) as outputs:
                 async for _, output in outputs:

@@ -27,7 +27,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     """Answer a conversation."""
     model = check_model(serving, body.model)
     tokenizer = serving.engine.tokenizer
-    prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body))
+    prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body.messages, body))
     prediction = await tokenize(serving, lambda: chat.predicted_tokens(tokenizer, body.prediction))
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     requests = requests_for(body, [prompt], serving, response_id, prediction=prediction)

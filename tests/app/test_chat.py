@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from app import chat
-from app.schemas import ChatCompletionRequest, Message
+from app.schemas import Message, TemplateOptions
 from models.loader import BUNDLED, load_tokenizer
 from tests.app.fakes import FakeEngine, chat_body, events
 
@@ -130,12 +130,12 @@ def test_a_real_tokenizer_renders_the_template_and_adds_nothing() -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
     )
-    assert chat.prompt_tokens(tokenizer, ChatCompletionRequest(messages=[Message(role="user", content="hello")])) == [1, 2, 3]
+    assert chat.prompt_tokens(tokenizer, [Message(role="user", content="hello")], TemplateOptions()) == [1, 2, 3]
 
 
 def test_a_model_without_a_template_says_what_to_do() -> None:
     with pytest.raises(Exception, match="/v1/completions"):
-        chat.prompt_tokens(object(), ChatCompletionRequest(messages=[Message(role="user", content="hello")]))
+        chat.prompt_tokens(object(), [Message(role="user", content="hello")], TemplateOptions())
 
 
 async def test_openais_client_reads_it(app: Any) -> None:
@@ -207,7 +207,7 @@ async def test_how_the_template_is_to_be_rendered(
 async def test_an_answer_that_was_begun_is_continued() -> None:
     tokenizer = load_tokenizer(BUNDLED["target"])
     messages = [Message(role="user", content="Hi"), Message(role="assistant", content="Hello, I am")]
-    ids = chat.prompt_tokens(tokenizer, ChatCompletionRequest(messages=messages, continue_final_message=True))
+    ids = chat.prompt_tokens(tokenizer, messages, TemplateOptions(continue_final_message=True))
     assert tokenizer is not None and tokenizer.decode(ids).endswith("assistant\nHello, I am")
 
 

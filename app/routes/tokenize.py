@@ -1,0 +1,49 @@
+"""POST /tokenize and /detokenize, as vLLM has them, and GET /version."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import APIRouter
+
+from app import chat
+from app.answering import check_model, tokenize
+from app.completions import known_tokens
+from app.deps import ServingDep
+from app.responses import ErrorBody, Text, Tokens, Version
+from app.schemas import DetokenizeRequest, TokenizeRequest
+from app.tokens import TokenTexts, encoded
+
+router = APIRouter(tags=["tokenize"])
+REFUSALS: dict[int | str, dict[str, object]] = {status: {"model": ErrorBody} for status in (400, 404, 500, 503)}
+
+
+@router.post("/tokenize", responses=REFUSALS)
+async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
+    """A prompt's tokens, or a conversation's as the chat template writes it."""
+    check_model(serving, body.model)
+    tokenizer = serving.engine.tokenizer
+
+    def work() -> list[int]:
+        if body.messages is not None:
+            return chat.prompt_tokens(tokenizer, body.messages, body)
+        return encoded(tokenizer, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
+
+    ids = await tokenize(serving, work)
+    texts = TokenTexts(tokenizer) if body.return_token_strs else None
+    strings = None if texts is None else [texts.text(token) for token in ids]
+    return Tokens(count=len(ids), max_model_len=serving.model_info().max_model_len, tokens=ids, token_strs=strings)
+
+
+@router.post("/detokenize", responses=REFUSALS)
+async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Text:
+    """The text of tokens."""
+    check_model(serving, body.model)
+    known_tokens(body.tokens, serving.model_info().vocab_size, "tokens")
+    return Text(prompt=serving.engine.tokenizer.decode(body.tokens))
+
+
+@router.get("/version")
+async def moaserve_version() -> Version:
+    """The server's version."""
+    return Version(version=version("moaserve"))

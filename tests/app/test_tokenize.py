@@ -1,0 +1,48 @@
+"""Tokens for those who count them beforehand."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.fakes import CONTEXT, FakeEngine
+
+
+async def test_a_prompts_tokens(client: httpx.AsyncClient) -> None:
+    body = (await client.post("/tokenize", json={"prompt": "ab", "model": "tiny"})).json()
+    assert body == {"count": 2, "max_model_len": CONTEXT, "tokens": [97, 98], "token_strs": None}
+
+
+async def test_a_conversations_tokens_are_those_that_a_chat_request_gets(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    conversation = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"mood": "good"}}
+    body = (await client.post("/tokenize", json=conversation | {"return_token_strs": True})).json()
+    assert (body["tokens"], body["token_strs"]) == ([72, 105, 0], ["H", "i", "\0"])
+    await client.post("/v1/chat/completions", json=conversation)
+    assert engine.requests[0].prompt_token_ids == (72, 105, 0)
+    assert engine.tokenizer.options[0] == engine.tokenizer.options[1]
+
+
+async def test_and_back(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/detokenize", json={"tokens": [97, 98]})).json() == {"prompt": "ab"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "nonsense": 1}, "nonsense"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/detokenize", {"tokens": [97, 256]}, "tokens"),
+        ("/detokenize", {"tokens": "ab"}, "tokens"),
+    ],
+)
+async def test_what_is_wrong_is_named(client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
+    response = await client.post(path, json=body)
+    assert response.status_code in (400, 404)
+    assert response.json()["error"]["param"] == param
+
+
+async def test_the_version(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.ready = False
+    assert (await client.get("/version")).json()["version"].count(".") == 2
