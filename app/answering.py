@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from app import streaming
 from app.deps import Serving
 from app.errors import NotFoundError
-from app.generation import Choice, best, collect, run, unless_disconnected
+from app.generation import Choice, best, collect, run, unless_disconnected, within
 from app.responses import ResponseMetrics, Usage
 from app.schemas import SamplingRequest
 from speculative.request import Request
@@ -47,7 +47,7 @@ async def answer(
     http: HttpRequest, serving: Serving, body: SamplingRequest, requests: Sequence[Request], writer: Writer
 ) -> Response:
     """Generate, and answer as the caller asked: a stream or one document."""
-    outputs = run(serving, requests)
+    outputs = within(serving.settings.request_timeout, run(serving, requests))
     if body.stream:
         return streaming.stream(outputs, writer, requests, body)
     choices = await unless_disconnected(http, collect(outputs, len(requests)))

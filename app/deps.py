@@ -10,6 +10,7 @@ import anyio
 from fastapi import Depends
 from fastapi.requests import HTTPConnection
 
+from app.guard import Admission
 from app.metrics import Metrics
 from app.settings import Settings
 from speculative.config import EngineStatus, ModelInfo
@@ -59,7 +60,14 @@ class Serving:
     settings: Settings
     engine: ServingEngine
     metrics: Metrics
+    admission: Admission
     tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+
+    @classmethod
+    def of(cls, settings: Settings, engine: ServingEngine) -> Serving:
+        """An engine, as ``settings`` say that it is to be served."""
+        admission = Admission(settings.max_num_seqs, settings.max_queue_requests, settings.max_queue_tokens)
+        return cls(settings, engine, Metrics(), admission)
 
     def model_info(self) -> ModelInfo:
         """The loaded model; raises EngineNotReadyError while there is none, or no longer."""

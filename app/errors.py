@@ -2,7 +2,10 @@
 
 ApiError                        what a client is told, in OpenAI's shape
 ├── InvalidParameterError       400: a parameter is wrong, missing, unknown or not honoured
+├── AuthenticationError         401: no API key, or one that is not accepted
 ├── NotFoundError               404: no such model or route
+├── RequestTimeoutError         408: it took longer than this server allows
+├── TooManyRequestsError        429: the caller's rate, or the server's queue, is used up
 ├── UnavailableError            503: the model is loading, or the server is shutting down
 ├── ClientGoneError             499: nobody is left to answer; seen in logs only
 └── InternalError               500: our fault; says nothing about the inside
@@ -61,6 +64,42 @@ class InvalidParameterError(ApiError):
         super().__init__(message, code=code, param=param)
 
 
+class AuthenticationError(ApiError):
+    """No API key, or one that is not accepted."""
+
+    status = 401
+    type = "invalid_request_error"
+
+    def __init__(self, given: bool) -> None:
+        message = (
+            "Incorrect API key provided."
+            if given
+            else "You didn't provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
+        )
+        super().__init__(message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+class RequestTimeoutError(ApiError):
+    """The answer was not ready in the time that this server allows."""
+
+    status = 408
+    type = "timeout_error"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The answer took longer than {seconds:g} seconds. Ask for fewer tokens.", code="request_timeout")
+
+
+class TooManyRequestsError(ApiError):
+    """The caller's rate, or the server's queue, is used up."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, code: str, retry_after: int = RETRY_AFTER_S) -> None:
+        headers = {"Retry-After": str(retry_after)}
+        super().__init__(f"{message} Try again in {retry_after} s.", code=code, headers=headers)
+
+
 class NotFoundError(ApiError):
     """No such model or route."""
 
@@ -92,6 +131,13 @@ class InternalError(ApiError):
 
     def __init__(self) -> None:
         super().__init__("The server had an error while processing your request.", code="internal_error")
+
+
+def too_large(most: int) -> ApiError:
+    """413: a body larger than this server reads."""
+    error = ApiError(f"The request body is larger than {most} bytes.", code="request_too_large")
+    error.status, error.type = 413, InvalidParameterError.type
+    return error
 
 
 def to_api_error(error: Exception) -> ApiError:

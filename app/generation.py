@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ import anyio
 from fastapi import Request as HttpRequest
 
 from app.deps import Serving
-from app.errors import ClientGoneError
+from app.errors import ClientGoneError, RequestTimeoutError
 from app.responses import FinishReason
 from app.sampling import sampling_params
 from app.schemas import SamplingRequest
@@ -62,7 +64,23 @@ def requests_for(
             params = sampling_params(body, info.default_sampling, limit, choice)
             requests.append(Request(f"{response_id}-{len(requests)}", tuple(prompt), params, body.priority or 0, tuple(prediction)))
         serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed
+    serving.admission.check([len(request.prompt_token_ids) for request in requests])
     return requests
+
+
+async def within(seconds: float | None, outputs: Outputs) -> Outputs:
+    """The same outputs; after ``seconds`` they end with RequestTimeoutError, and what still runs is aborted."""
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    async with aclosing(outputs):
+        while True:
+            left = None if seconds is None else deadline - time.monotonic()
+            try:
+                output = await (anext(outputs) if left is None else asyncio.wait_for(anext(outputs), left))
+            except StopAsyncIteration:
+                return
+            except asyncio.TimeoutError:
+                raise RequestTimeoutError(seconds or 0.0) from None
+            yield output
 
 
 async def run(serving: Serving, requests: Sequence[Request]) -> Outputs:
@@ -105,14 +123,16 @@ async def run(serving: Serving, requests: Sequence[Request]) -> Outputs:
 async def _run_one(serving: Serving, request: Request) -> AsyncGenerator[RequestOutput, None]:
     recorder = serving.metrics.request(serving.model_name())
     try:
-        async with aclosing(serving.engine.generate(request)) as outputs:
-            async for output in outputs:
-                recorder.output(output)
-                if output.finish_reason == "error":
-                    raise EngineStepError(f"request {request.request_id} failed in the engine")
-                if output.finish_reason == "abort":
-                    raise EngineNotReadyError("The server is shutting down.")
-                yield output
+        with serving.admission.admitted(len(request.prompt_token_ids)) as waiting:
+            async with aclosing(serving.engine.generate(request)) as outputs:
+                async for output in outputs:
+                    waiting.begun()
+                    recorder.output(output)
+                    if output.finish_reason == "error":
+                        raise EngineStepError(f"request {request.request_id} failed in the engine")
+                    if output.finish_reason == "abort":
+                        raise EngineNotReadyError("The server is shutting down.")
+                    yield output
     except Exception:
         recorder.fail()
         raise

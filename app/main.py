@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from app.deps import Serving, ServingEngine
 from app.errors import add_error_handlers
-from app.metrics import Metrics
+from app.guard import Guard
 from app.middleware import AccessLog
 from app.routes import chat, completions, health, metrics, models, tokenize
 from app.settings import Settings
@@ -18,7 +19,7 @@ from app.settings import Settings
 
 def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
     """The HTTP application; it starts the engine at startup, without waiting for the model, and stops it at shutdown."""
-    serving = Serving(settings, engine, Metrics())
+    serving = Serving.of(settings, engine)
     serving.metrics.watch(engine.status, serving.model_name)
 
     @asynccontextmanager
@@ -36,10 +37,20 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
         strict_content_type=False,
+        root_path=settings.root_path,
     )
     app.state.serving = serving
     for routes in (chat, completions, models, tokenize, health, metrics):
         app.include_router(routes.router)
-    app.add_middleware(AccessLog)
+    app.add_middleware(Guard, settings=settings)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=[origin.strip() for origin in settings.cors_origins.split(",")],
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-ID", "Retry-After"],
+        )
+    app.add_middleware(AccessLog)  # the outermost: it sees refusals too
     add_error_handlers(app)
     return app

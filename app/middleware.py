@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.logs import current_request_id
 
 logger = logging.getLogger("moaserve.access")
 
 CLIENT_GONE = 499
+_PRINTABLE = re.compile(r"[!-~]{1,128}")
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 
 
 class AccessLog:
-    """ASGI middleware: gives each request an ``X-Request-ID`` and logs how it ended."""
+    """ASGI middleware: gives each request an ``X-Request-ID``, the caller's own where it sent one, and logs how it ended."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -26,7 +30,9 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _PRINTABLE.fullmatch(given) else uuid.uuid4().hex
+        token = current_request_id.set(request_id)
         began = time.perf_counter()
         status, complete, gone = 500, False, False
 
@@ -49,10 +55,11 @@ class AccessLog:
         finally:
             logger.log(
                 logging.DEBUG if scope["path"] in PROBES else logging.INFO,
-                "%s %r %d %.1f ms id=%s",
+                "%s %r %d %.1f ms",
                 scope["method"],
                 scope["path"],  # quoted: a path may hold line breaks
                 CLIENT_GONE if gone else status,
                 (time.perf_counter() - began) * 1000,
-                request_id,
+                extra={"method": scope["method"], "path": scope["path"], "status": CLIENT_GONE if gone else status},
             )
+            current_request_id.reset(token)

@@ -7,7 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from limits import parse_many
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -17,11 +18,13 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from app.keys import ApiKeys
 from speculative.config import BUNDLED, Compile, DType, EngineConfig
 from speculative.errors import EngineLoadError
 
 ENV_PREFIX = "MOASERVE_"
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 class SettingsError(Exception):
@@ -32,7 +35,7 @@ class Settings(BaseSettings):
     """What `moaserve` was told; the fields from ``model`` on are those of `EngineConfig`, and mean the same.
 
     ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
-    model's own).
+    model's own). Lists are written with commas. Who may ask, how often and how much: see ``guard`` and ``keys``.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=())
@@ -41,7 +44,22 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
     served_model_name: str | None = Field(None, min_length=1)
+
+    api_key: SecretStr | None = None
+    api_key_file: Path | None = None
+    rate_limit: str | None = None
+    max_queue_requests: int | None = Field(1024, ge=0)
+    max_queue_tokens: int | None = Field(None, ge=0)
+    max_body_bytes: int = Field(16 * 2**20, ge=1)
+    request_timeout: float | None = Field(None, gt=0)
+    cors_origins: str | None = None
+    allowed_hosts: str | None = None
+    forwarded_allow_ips: str | None = None
+    root_path: str = ""
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
 
     model: str = Field(BUNDLED, min_length=1)
     drafter: str = Field("auto", min_length=1)
@@ -66,6 +84,22 @@ class Settings(BaseSettings):
             self.engine_config()
         except EngineLoadError as error:
             raise ValueError(str(error)) from error
+        return self
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _rate(cls, rates: str | None) -> str | None:
+        try:
+            parse_many(rates) if rates else None
+        except ValueError:
+            raise ValueError("it must be rates such as 60/minute or 5/second;1000/day") from None
+        return rates
+
+    @model_validator(mode="after")
+    def _keys_are_there(self) -> Settings:
+        ApiKeys.load(self.api_key, self.api_key_file)
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("TLS needs both ssl_certfile and ssl_keyfile")
         return self
 
     def engine_config(self) -> EngineConfig:

@@ -16,7 +16,6 @@ from app import chat
 from app.deps import Serving
 from app.errors import ApiError
 from app.generation import requests_for, run
-from app.metrics import Metrics
 from app.schemas import ChatCompletionRequest
 from app.settings import Settings
 from speculative.errors import EngineError
@@ -115,7 +114,7 @@ class LocalBackend:
     """An engine in this process, reached by the functions that the HTTP routes use."""
 
     def __init__(self, settings: Settings, engine: AsyncEngine) -> None:
-        self._serving = Serving(settings, engine, Metrics())
+        self._serving = Serving.of(settings, engine)
         self._engine = engine
 
     async def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | AnswerStats, None]:

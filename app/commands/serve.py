@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from app.settings import Settings
     from speculative.async_engine import AsyncEngine
 
+GUARD = "Who may ask, how often and how much"
 GRACE_S = 10  # for requests that still run when the server is told to stop
 
 
@@ -26,6 +28,51 @@ def serve(
     ] = None,
     config: options.Config = None,
     log_level: options.LogLevel = None,
+    log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line. (default: text)")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Key that callers must send, or several, with commas; better in the environment (MOASERVE_API_KEY) or in a file, "
+            "as all users of a machine see its command lines. (default: none is needed)",
+            rich_help_panel=GUARD,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with a key a line, or its digest: sha256:…, in hex.", rich_help_panel=GUARD),
+    ] = None,
+    rate_limit: Annotated[
+        str | None,
+        typer.Option(help="How often a key, or an address, may ask: 60/minute, 5/second;1000/day.", rich_help_panel=GUARD),
+    ] = None,
+    max_queue_requests: Annotated[
+        int | None, typer.Option(help="Requests that may wait for a slot; others get a 429. (default: 1024)", rich_help_panel=GUARD)
+    ] = None,
+    max_queue_tokens: Annotated[
+        int | None, typer.Option(help="Prompt tokens that may wait likewise. (default: no limit)", rich_help_panel=GUARD)
+    ] = None,
+    max_body_bytes: Annotated[
+        int | None, typer.Option(help="Larger requests get a 413. (default: 16 MiB)", rich_help_panel=GUARD)
+    ] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which a request ends with a 408. (default: never)", rich_help_panel=GUARD)
+    ] = None,
+    cors_origins: Annotated[
+        str | None,
+        typer.Option(
+            help="Web pages that may ask from a browser: https://a.org,https://b.org, or *. (default: none)", rich_help_panel=GUARD
+        ),
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="Host headers that are answered: a.org,*.b.org. (default: all)", rich_help_panel=GUARD)
+    ] = None,
+    forwarded_allow_ips: Annotated[
+        str | None,
+        typer.Option(help="Proxies whose X-Forwarded-* headers are believed. (default: 127.0.0.1)", rich_help_panel=GUARD),
+    ] = None,
+    root_path: Annotated[str | None, typer.Option(help="Path that a proxy strips.", rich_help_panel=GUARD)] = None,
+    ssl_certfile: Annotated[Path | None, typer.Option(help="TLS certificate (PEM).", rich_help_panel=GUARD)] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its private key (PEM).", rich_help_panel=GUARD)] = None,
     model: options.Model = None,
     dtype: options.DType = None,
     device: options.Device = None,
@@ -83,9 +130,9 @@ def _bind(settings: Settings) -> socket.socket:
 
 
 def _configure_logging(settings: Settings) -> None:
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
+    from app.logs import configure
+
+    configure(settings.log_level, settings.log_format)
     for chatty in ("uvicorn.error", "httpx", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("sse_starlette").setLevel(logging.WARNING)  # at debug level it logs what is streamed
@@ -123,7 +170,14 @@ def _run(settings: Settings, listener: socket.socket) -> int:
 
     server = Server(
         uvicorn.Config(
-            create_app(settings, engine), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="on"
+            create_app(settings, engine),
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=GRACE_S,
+            lifespan="on",
+            forwarded_allow_ips=settings.forwarded_allow_ips,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
         )
     )
     # uvicorn raises the signal that stopped it once more, for whoever started it; here that is an orderly end.
@@ -141,7 +195,8 @@ def _print_welcome(settings: Settings, listener: socket.socket, engine: AsyncEng
     info = engine.info
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    name, url = settings.served_model_name or info.name, f"http://{host}:{port}/v1"
+    scheme = "https" if settings.ssl_certfile else "http"
+    name, url = settings.served_model_name or info.name, f"{scheme}://{host}:{port}/v1"
     typer.echo(
         f"MoA Serve is ready at {url}: {name}, {info.dtype} on {info.device}, drafter {info.drafter}, "
         f"{info.max_model_len} tokens of context\n"

@@ -1,0 +1,141 @@
+"""Who may ask, how often and how much: what is refused before a request is read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+
+from limits import RateLimitItem, parse_many
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import ApiError, AuthenticationError, InvalidParameterError, TooManyRequestsError, too_large
+from app.keys import ApiKeys
+from app.settings import Settings
+
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+"""What costs work or tells of the model; probes, metrics and the API's description are for everyone who can reach the server."""
+
+
+class Guard:
+    """ASGI middleware: host, key, rate and size of a request, in this order."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._keys = ApiKeys.load(settings.api_key, settings.api_key_file)
+        self._rates = Rates(settings.rate_limit)
+        self._hosts = [host.strip().lower() for host in settings.allowed_hosts.split(",")] if settings.allowed_hosts else []
+        self._most = settings.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._check(scope, headers)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, self._limited(receive), send)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        host = headers.get("host", "").rsplit(":", 1)[0].lower()
+        if self._hosts and not any(fnmatchcase(host, allowed) for allowed in self._hosts):
+            raise InvalidParameterError(f"This server does not answer for the host '{host}'.", code="invalid_host")
+        # A browser asks without a key whether it may ask with one.
+        if scope["method"] != "OPTIONS" and scope["path"].startswith(GUARDED):
+            caller = scope["client"][0] if scope.get("client") else "unknown"
+            if self._keys.required:
+                owner = self._keys.owner(headers.get("authorization"))
+                if owner is None:
+                    raise AuthenticationError("authorization" in headers)
+                caller = owner
+            self._rates.take(caller)
+        if (length := headers.get("content-length", "")).isdecimal() and int(length) > self._most:
+            raise too_large(self._most)
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Bodies may come without a length, or with a false one."""
+        taken = 0
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._most:
+                error = too_large(self._most)
+                raise HTTPException(error.status, error.message)
+            return message
+
+        return limited
+
+
+class Rates:
+    """How often each caller may ask: rates in the words of `limits`, such as "60/minute;1000/day"."""
+
+    def __init__(self, rates: str | None) -> None:
+        self._rates: list[RateLimitItem] = parse_many(rates) if rates else []
+        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+
+    def take(self, caller: str) -> None:
+        """Count one request; raises TooManyRequestsError, and then counts none."""
+        for rate in self._rates:
+            if not self._limiter.test(rate, caller):
+                wait = self._limiter.get_window_stats(rate, caller).reset_time - time.time()
+                raise TooManyRequestsError(
+                    f"You may send {rate} and have.", code="rate_limit_exceeded", retry_after=max(1, math.ceil(wait))
+                )
+        for rate in self._rates:
+            self._limiter.hit(rate, caller)
+
+
+class Admission:
+    """How much may wait: requests beyond those that ``slots`` decode, and tokens of prompts that have not been begun.
+
+    None is no limit. What a request brings counts until it has ended, its prompt until it has been read.
+    """
+
+    def __init__(self, slots: int, most_requests: int | None, most_tokens: int | None) -> None:
+        self._slots, self._most_requests, self._most_tokens = slots, most_requests, most_tokens
+        self._requests = 0
+        self._tokens = 0
+
+    def check(self, prompts: list[int]) -> None:
+        """Raise TooManyRequestsError unless there is room for requests with prompts of these lengths."""
+        waiting = self._requests + len(prompts) - self._slots
+        if self._most_requests is not None and waiting > self._most_requests:
+            raise TooManyRequestsError(f"{self._most_requests} requests may wait, and do.", code="queue_full")
+        if self._most_tokens is not None and waiting > 0 and self._tokens + sum(prompts) > self._most_tokens:
+            raise TooManyRequestsError(f"{self._most_tokens} prompt tokens may wait, and do.", code="queue_full")
+
+    @contextmanager
+    def admitted(self, prompt: int) -> Iterator[Waiting]:
+        """Count a request while this is open."""
+        waiting = Waiting(self, prompt)
+        self._requests += 1
+        self._tokens += prompt
+        try:
+            yield waiting
+        finally:
+            waiting.begun()
+            self._requests -= 1
+
+
+class Waiting:
+    """A request's prompt, until it has been read."""
+
+    def __init__(self, admission: Admission, tokens: int) -> None:
+        self._admission, self._tokens = admission, tokens
+
+    def begun(self) -> None:
+        """It waits no longer."""
+        self._admission._tokens -= self._tokens
+        self._tokens = 0

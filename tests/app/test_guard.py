@@ -1,0 +1,228 @@
+"""Who may ask, how often and how much; and what the log says of it."""
+
+import asyncio
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from app.guard import Admission
+from app.keys import ApiKeys
+from app.logs import JsonFormatter, TextFormatter
+from app.main import create_app
+from app.settings import Settings
+from tests.app.fakes import FakeEngine, chat_body, events
+
+CHAT = "/v1/chat/completions"
+
+
+def client_of(engine: FakeEngine, **settings: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(Settings(**settings), engine), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def refusal(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    body = response.json()
+    assert (response.status_code, body["error"]["code"]) == (status, code), body
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+class TestKeys:
+    KEYS = "sk-first, sk-second"
+
+    @pytest.mark.parametrize(
+        "path", [CHAT, "/v1/completions", "/v1/models", "/v1/models/tiny", "/tokenize", "/detokenize", "/v1/x"]
+    )
+    @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer sk-third"}, {"Authorization": "sk-first"}])
+    async def test_without_one_that_is_known_nothing_is_done(self, engine: FakeEngine, path: str, headers: dict[str, str]) -> None:
+        async with client_of(engine, api_key=self.KEYS) as client:
+            # Not even the body is looked at.
+            response = await client.post(path, content=b"{", headers=headers)
+        refusal(response, 401, "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert engine.requests == []
+
+    @pytest.mark.parametrize("key", ["sk-first", "sk-second"])
+    async def test_each_of_them_opens(self, engine: FakeEngine, key: str) -> None:
+        async with client_of(engine, api_key=self.KEYS) as client:
+            response = await client.post(CHAT, json=chat_body(), headers={"Authorization": f"Bearer {key}"})
+        assert response.status_code == 200
+
+    @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/openapi.json"])
+    async def test_probes_need_none(self, engine: FakeEngine, path: str) -> None:
+        async with client_of(engine, api_key=self.KEYS) as client:
+            assert (await client.get(path)).status_code == 200
+
+    async def test_a_file_may_hold_digests(self, engine: FakeEngine, tmp_path: Path) -> None:
+        file = tmp_path / "keys"
+        file.write_text(f"# ours\nsk-plain\n\nsha256:{hashlib.sha256(b'sk-hashed').hexdigest()}\n")
+        async with client_of(engine, api_key_file=file) as client:
+            for key, status in (("sk-plain", 200), ("sk-hashed", 200), ("# ours", 401), ("", 401)):
+                response = await client.post(CHAT, json=chat_body(), headers={"Authorization": f"Bearer {key}"})
+                assert response.status_code == status, key
+
+    def test_none_is_kept_or_shown(self) -> None:
+        settings = Settings(api_key="sk-secret")  # type: ignore[arg-type]
+        assert "sk-secret" not in repr(settings)
+        assert "sk-secret" not in repr(vars(ApiKeys.load(settings.api_key, None)))
+
+    @pytest.mark.parametrize("wrong", [{"api_key": " , "}, {"api_key_file": "/nowhere/keys"}])
+    def test_a_lock_without_keys_is_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError, match=r"nobody could use|cannot be read"):
+            Settings(**wrong)
+
+
+class TestRates:
+    async def test_each_caller_has_its_own(self, engine: FakeEngine) -> None:
+        async with client_of(engine, api_key="a,b", rate_limit="2/hour") as client:
+
+            async def ask(key: str) -> httpx.Response:
+                return await client.post(CHAT, json=chat_body(), headers={"Authorization": f"Bearer {key}"})
+
+            assert [(await ask("a")).status_code for _ in range(2)] == [200, 200]
+            response = await ask("a")
+            refusal(response, 429, "rate_limit_exceeded")
+            assert 3500 < int(response.headers["retry-after"]) <= 3600
+            assert (await ask("b")).status_code == 200
+            assert (await client.get("/health")).status_code == 200
+
+    async def test_without_keys_addresses_are_callers_and_the_tightest_rate_holds(self, engine: FakeEngine) -> None:
+        async with client_of(engine, rate_limit="100/hour;1/minute") as client:
+            assert (await client.get("/v1/models")).status_code == 200
+            response = await client.get("/v1/models")
+        refusal(response, 429, "rate_limit_exceeded")
+        assert int(response.headers["retry-after"]) <= 60
+
+    def test_a_rate_that_cannot_be_read_is_refused(self) -> None:
+        with pytest.raises(ValidationError, match="60/minute"):
+            Settings(rate_limit="often")
+
+
+class TestQueue:
+    async def test_requests_beyond_it_are_told_to_come_back(self, engine: FakeEngine) -> None:
+        engine.hang = True
+        async with client_of(engine, max_num_seqs=1, max_queue_requests=1) as client:
+            held = [asyncio.create_task(client.post(CHAT, json=chat_body())) for _ in range(2)]
+            for _ in held:
+                await asyncio.wait_for(engine.hanging.acquire(), 5)
+            response = await client.post(CHAT, json=chat_body(stream=True))
+            refusal(response, 429, "queue_full")
+            assert response.headers["retry-after"] == "5"
+            for task in held:
+                task.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+            engine.hang = False
+            assert (await client.post(CHAT, json=chat_body())).status_code == 200
+
+    def test_prompts_count_until_they_have_been_read(self) -> None:
+        admission = Admission(slots=1, most_requests=None, most_tokens=100)
+        with admission.admitted(90) as first:
+            with pytest.raises(Exception, match="100 prompt tokens"):
+                admission.check([20])
+            first.begun()
+            admission.check([20])
+            with admission.admitted(90), pytest.raises(Exception, match="100 prompt tokens"):
+                admission.check([20])
+            admission.check([20])
+        # With a slot free nothing waits, however long.
+        admission.check([1000])
+
+
+class TestSizes:
+    @pytest.mark.parametrize("chunked", [False, True])
+    async def test_a_body_that_is_too_large_is_not_read(self, engine: FakeEngine, chunked: bool) -> None:
+        body = json.dumps(chat_body(messages=[{"role": "user", "content": "x" * 2000}])).encode()
+
+        async def pieces() -> Any:
+            for start in range(0, len(body), 100):
+                yield body[start : start + 100]
+
+        async with client_of(engine, max_body_bytes=1000) as client:
+            response = await client.post(CHAT, content=pieces() if chunked else body)
+            refusal(response, 413, "request_too_large")
+            assert (await client.post(CHAT, json=chat_body())).status_code == 200
+        assert len(engine.requests) == 1
+
+
+class TestTimeout:
+    @pytest.mark.parametrize("n", [1, 2])
+    async def test_an_answer_that_takes_too_long_is_a_408_and_its_work_ends(self, engine: FakeEngine, n: int) -> None:
+        engine.hang = True
+        async with client_of(engine, request_timeout=0.05) as client:
+            refusal(await client.post(CHAT, json=chat_body(n=n)), 408, "request_timeout")
+        assert len(engine.aborted) == n
+
+    async def test_in_a_stream_it_is_an_event(self, engine: FakeEngine) -> None:
+        engine.hang = True
+        async with client_of(engine, request_timeout=0.05) as client:
+            *chunks, error = events(await client.post(CHAT, json=chat_body(stream=True)))
+        assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "Hello, world"
+        assert error["error"]["code"] == "request_timeout"
+        assert len(engine.aborted) == 1
+
+
+class TestOrigins:
+    async def test_browsers_are_refused_unless_a_page_was_named(self, engine: FakeEngine) -> None:
+        asking = {
+            "Origin": "https://a.org",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
+        async with client_of(engine) as client:
+            assert "access-control-allow-origin" not in (await client.options(CHAT, headers=asking)).headers
+        async with client_of(engine, api_key="k", cors_origins="https://a.org, https://b.org") as client:
+            response = await client.options(CHAT, headers=asking)
+            assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, "https://a.org")
+            answer = await client.post(CHAT, json=chat_body(), headers={"Origin": "https://b.org", "Authorization": "Bearer k"})
+            assert answer.headers["access-control-allow-origin"] == "https://b.org"
+            assert "access-control-allow-origin" not in (await client.get("/health", headers={"Origin": "https://c.org"})).headers
+
+    async def test_hosts(self, engine: FakeEngine) -> None:
+        async with client_of(engine, allowed_hosts="a.org,*.b.org") as client:
+            for host, status in (("a.org", 200), ("A.org:8000", 200), ("x.b.org", 200), ("b.org", 400), ("c.org", 400)):
+                assert (await client.get("/health", headers={"Host": host})).status_code == status, host
+
+
+class TestLogs:
+    @pytest.fixture
+    def written(self) -> Iterator[dict[str, io.StringIO]]:
+        access, streams = logging.getLogger("moaserve"), {"json": io.StringIO(), "text": io.StringIO()}
+        handlers = [logging.StreamHandler(streams[name]) for name in ("json", "text")]
+        for handler, formatter in zip(handlers, (JsonFormatter(), TextFormatter()), strict=True):
+            handler.setFormatter(formatter)
+            access.addHandler(handler)
+        before = access.level
+        access.setLevel(logging.INFO)
+        yield streams
+        access.setLevel(before)
+        for handler in handlers:
+            access.removeHandler(handler)
+
+    @pytest.mark.parametrize(("given", "kept"), [("mine-1", True), ("a b", False), ("x" * 129, False), ("é", False)])
+    async def test_a_callers_id_comes_back_and_stands_in_every_line(
+        self, client: httpx.AsyncClient, engine: FakeEngine, written: dict[str, io.StringIO], given: str, kept: bool
+    ) -> None:
+        engine.error = ValueError("broken")
+        body = chat_body(stream=True, messages=[{"role": "user", "content": "my secret"}])
+        response = await client.post(CHAT, json=body, headers={"X-Request-ID": given.encode()})  # type: ignore[dict-item]
+        name = response.headers["x-request-id"]
+        assert (name == given) == kept
+        lines = [json.loads(line) for line in written["json"].getvalue().splitlines()]
+        assert {line["request_id"] for line in lines} == {name}
+        assert {"moaserve.app", "moaserve.access"} <= {line["logger"] for line in lines}
+        access = lines[-1]
+        assert (access["method"], access["path"], access["status"], access["level"]) == ("POST", CHAT, 200, "info")
+        assert access["time"].endswith("Z")
+        text = written["text"].getvalue()
+        assert f"POST '{CHAT}' 200" in text and text.rstrip().endswith(f"id={name}")
+        assert "my secret" not in text + written["json"].getvalue()
