@@ -15,6 +15,7 @@ from app.guard import Guard
 from app.middleware import AccessLog
 from app.routes import chat, completions, health, metrics, models, tokenize
 from app.settings import Settings
+from app.streaming import finish_streams_at_shutdown
 
 
 def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
@@ -24,6 +25,7 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        finish_streams_at_shutdown()
         await engine.start()
         try:
             yield

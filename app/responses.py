@@ -7,7 +7,7 @@ Fields that always appear have no default, so that forgetting one is a type erro
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -29,6 +29,15 @@ class ErrorBody(BaseModel):
     """The body of every answer that is not a success."""
 
     error: ErrorInfo
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route may answer instead, for the API's description."""
+    return {status: {"model": ErrorBody} for status in statuses}
+
+
+GUARDED = refusals(400, 401, 404, 408, 413, 429, 500, 503)
+"""Of a route that generates."""
 
 
 class PromptTokensDetails(BaseModel):

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import AppStatus
 
 from app.errors import to_api_error
 from app.generation import Outputs, finish_reason
@@ -35,6 +36,11 @@ class ChunkWriter(Protocol):
 
     def summary(self, metrics: ResponseMetrics) -> Chunk:
         """The chunk without choices that ends a stream whose caller asked for usage."""
+
+
+def finish_streams_at_shutdown() -> None:
+    """Let streams end by themselves when the server is told to stop; sse-starlette would cut them off at once."""
+    AppStatus.enable_automatic_graceful_drain = False
 
 
 def stream(outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: SamplingRequest) -> EventSourceResponse:

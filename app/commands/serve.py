@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from speculative.async_engine import AsyncEngine
 
 GUARD = "Who may ask, how often and how much"
-GRACE_S = 10  # for requests that still run when the server is told to stop
 
 
 def serve(
@@ -56,6 +55,10 @@ def serve(
     ] = None,
     request_timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a request ends with a 408. (default: never)", rich_help_panel=GUARD)
+    ] = None,
+    shutdown_timeout: Annotated[
+        int | None,
+        typer.Option(help="Seconds that running requests get after SIGTERM. (default: 30)", rich_help_panel=GUARD),
     ] = None,
     cors_origins: Annotated[
         str | None,
@@ -152,7 +155,12 @@ def _run(settings: Settings, listener: socket.socket) -> int:
     failure: EngineError | None = None
 
     class Server(uvicorn.Server):
-        """Announces the loaded model, and stops when it cannot be loaded."""
+        """Announces the loaded model, stops when it cannot be loaded, and admits nothing more once it is told to stop."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            draining = asyncio.create_task(engine.drain(settings.shutdown_timeout))
+            await super().shutdown(sockets)
+            await draining
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -173,7 +181,7 @@ def _run(settings: Settings, listener: socket.socket) -> int:
             create_app(settings, engine),
             log_config=None,
             access_log=False,
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_graceful_shutdown=settings.shutdown_timeout,
             lifespan="on",
             forwarded_allow_ips=settings.forwarded_allow_ips,
             ssl_certfile=settings.ssl_certfile,

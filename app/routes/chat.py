@@ -11,7 +11,7 @@ from app import chat
 from app.answering import answer, check_model, tokenize
 from app.deps import ServingDep
 from app.generation import requests_for
-from app.responses import ChatCompletion, ErrorBody
+from app.responses import GUARDED, ChatCompletion
 from app.schemas import ChatCompletionRequest
 from app.tokens import TokenTexts
 
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["chat"])
 @router.post(
     "/chat/completions",
     response_model=ChatCompletion,
-    responses={status: {"model": ErrorBody} for status in (400, 404, 500, 503)},
+    responses=GUARDED,
 )
 async def create_chat_completion(body: ChatCompletionRequest, http: Request, serving: ServingDep) -> Response:
     """Answer a conversation."""

@@ -11,7 +11,7 @@ from app import completions
 from app.answering import answer, check_model, tokenize
 from app.deps import ServingDep
 from app.generation import requests_for
-from app.responses import Completion, ErrorBody
+from app.responses import GUARDED, Completion
 from app.schemas import CompletionRequest
 from app.tokens import TokenTexts
 
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["completions"])
 @router.post(
     "/completions",
     response_model=Completion,
-    responses={status: {"model": ErrorBody} for status in (400, 404, 500, 503)},
+    responses=GUARDED,
 )
 async def create_completion(body: CompletionRequest, http: Request, serving: ServingDep) -> Response:
     """Continue one prompt or several; choice ``k`` of prompt ``p`` has index ``p * n + k``."""

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 
 from app.deps import ServingDep
 from app.errors import UnavailableError
-from app.responses import ErrorBody, Probe
+from app.responses import Probe, refusals
 
-router = APIRouter(tags=["health"], responses={503: {"model": ErrorBody}})
+router = APIRouter(tags=["health"], responses=refusals(503))
 
 
 @router.get("/health")

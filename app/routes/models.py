@@ -6,18 +6,18 @@ from fastapi import APIRouter
 
 from app.answering import check_model
 from app.deps import Serving, ServingDep
-from app.responses import ErrorBody, Model, ModelList
+from app.responses import Model, ModelList, refusals
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-@router.get("", responses={503: {"model": ErrorBody}})
+@router.get("", responses=refusals(401, 429, 503))
 async def list_models(serving: ServingDep) -> ModelList:
     """The one model that is served."""
     return ModelList(object="list", data=[_model(serving, check_model(serving, None))])
 
 
-@router.get("/{model_id:path}", responses={status: {"model": ErrorBody} for status in (404, 503)})
+@router.get("/{model_id:path}", responses=refusals(401, 404, 429, 503))
 async def retrieve_model(model_id: str, serving: ServingDep) -> Model:
     """A model by name; names of hub models contain a slash."""
     return _model(serving, check_model(serving, model_id))

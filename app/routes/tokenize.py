@@ -10,15 +10,14 @@ from app import chat
 from app.answering import check_model, tokenize
 from app.completions import known_tokens
 from app.deps import ServingDep
-from app.responses import ErrorBody, Text, Tokens, Version
+from app.responses import GUARDED, Text, Tokens, Version
 from app.schemas import DetokenizeRequest, TokenizeRequest
 from app.tokens import TokenTexts, encoded
 
 router = APIRouter(tags=["tokenize"])
-REFUSALS: dict[int | str, dict[str, object]] = {status: {"model": ErrorBody} for status in (400, 404, 500, 503)}
 
 
-@router.post("/tokenize", responses=REFUSALS)
+@router.post("/tokenize", responses=GUARDED)
 async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
     """A prompt's tokens, or a conversation's as the chat template writes it."""
     check_model(serving, body.model)
@@ -35,7 +34,7 @@ async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
     return Tokens(count=len(ids), max_model_len=serving.model_info().max_model_len, tokens=ids, token_strs=strings)
 
 
-@router.post("/detokenize", responses=REFUSALS)
+@router.post("/detokenize", responses=GUARDED)
 async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Text:
     """The text of tokens."""
     check_model(serving, body.model)

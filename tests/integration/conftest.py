@@ -47,7 +47,7 @@ def start_server(*options: str) -> Server:
     log: list[str] = []
     for line in process.stdout:
         log.append(line)
-        ready = re.search(r"ready at (http://\S+/v1)", line)
+        ready = re.search(r"ready at (https?://\S+/v1)", line)
         if ready:
             # Keep reading: a full pipe would stop the server.
             reader = threading.Thread(target=log.extend, args=(process.stdout,), daemon=True)

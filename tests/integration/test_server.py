@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import ssl
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -135,3 +138,61 @@ def test_a_bfloat16_server_starts_serves_and_stops() -> None:
         assert answer.status_code == 200
     finally:
         assert stop_server(server) == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_keys_and_tls(tmp_path: Path) -> None:
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", "key.pem", "-out", "cert.pem"]
+    making = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
+    subprocess.run(making, cwd=tmp_path, check=True, capture_output=True)
+    certificate = str(tmp_path / "cert.pem")
+    (tmp_path / "keys").write_text("sk-one\n")
+    options = ["--ssl-certfile", certificate, "--ssl-keyfile", str(tmp_path / "key.pem"), "--api-key-file", str(tmp_path / "keys")]
+    server = start_server("--log-format", "json", *options)
+    try:
+        assert server.base_url.startswith("https://")
+        with httpx.Client(verify=ssl.create_default_context(cafile=certificate)) as http:
+            client = openai.OpenAI(base_url=server.base_url, api_key="sk-one", http_client=http)
+            extra = {"X-Request-ID": "mine"}
+            create = client.chat.completions.with_raw_response.create
+            answer = create(model="concierge", messages=MESSAGES, max_tokens=3, extra_headers=extra)
+            assert answer.headers["x-request-id"] == "mine"
+            with pytest.raises(openai.AuthenticationError):
+                client.with_options(api_key="sk-two").models.list()
+    finally:
+        assert stop_server(server) == 0
+    lines = [json.loads(line) for line in server.log if line.startswith("{")]
+    assert (lines[0]["request_id"], lines[0]["status"], lines[0]["path"]) == ("mine", 200, "/v1/chat/completions")
+    assert "San Jose" not in "".join(server.log)
+
+
+def test_a_server_that_is_told_to_stop_finishes_what_runs_and_takes_nothing_more() -> None:
+    server = start_server("--shutdown-timeout", "120")
+    body = {"messages": MESSAGES, "stream": True, "min_tokens": 80, "max_tokens": 80, "temperature": 1}
+
+    async def stream(client: httpx.AsyncClient, begun: asyncio.Event) -> str:
+        async with client.stream("POST", "/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            received = [await anext(lines)]
+            begun.set()
+            return "\n".join(received + [line async for line in lines])
+
+    async def all_streams() -> tuple[list[str], int]:
+        limits = httpx.Limits(max_connections=40)
+        async with httpx.AsyncClient(base_url=server.base_url, timeout=60, limits=limits) as client:
+            await client.get("/models")  # leaves a connection open
+            begun = [asyncio.Event() for _ in range(32)]
+            streams = [asyncio.create_task(stream(client, each)) for each in begun]
+            await asyncio.gather(*(each.wait() for each in begun))
+            server.process.terminate()
+            try:
+                late = (await client.post("/chat/completions", json={"messages": MESSAGES})).status_code
+            except httpx.TransportError:
+                late = 503  # it listens no longer
+            return await asyncio.gather(*streams), late
+
+    texts, late = asyncio.run(all_streams())
+    assert all(text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text for text in texts)
+    assert late == 503
+    assert stop_server(server) == 0
