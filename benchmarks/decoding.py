@@ -32,13 +32,19 @@ class Decoded:
     stats: RequestStats | None
 
 
-def decode(engine: Engine, prompt: Prompt, params: SamplingParams, on_first: Callable[[], None] = lambda: None) -> Decoded:
+def decode(
+    engine: Engine,
+    prompt: Prompt,
+    params: SamplingParams,
+    on_first: Callable[[], None] = lambda: None,
+    prediction: Sequence[int] = (),
+) -> Decoded:
     """Run one request alone through an idle engine; ``on_first`` is called after the first step that brings tokens."""
     token_ids: list[int] = []
     stats: RequestStats | None = None
     first, first_tokens = 0.0, 0
     start = time.perf_counter()
-    engine.add(Request(f"bench-{next(_request_numbers)}", prompt.token_ids, params))
+    engine.add(Request(f"bench-{next(_request_numbers)}", prompt.token_ids, params, prediction=tuple(prediction)))
     while engine.has_work:
         for output in engine.step():
             token_ids.extend(output.new_token_ids)

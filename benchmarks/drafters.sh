@@ -31,7 +31,6 @@ ONLY=${ONLY:-eagle3 moa-n1 moa moa-without-ca moa-without-lsa eagle2 independent
 
 train() {
   local resume=()
-  [[ -f $OUT/$1/training.json ]] && return
   [[ -d $OUT/$1/checkpoints ]] && resume=(--resume)
   # shellcheck disable=SC2086
   $MOASERVE train --target $TARGET --data "$DATA/train.jsonl.gz" --valid "$DATA/valid.jsonl.gz" --out "$OUT/$1" --device cpu --threads 1 \

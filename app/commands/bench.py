@@ -231,6 +231,63 @@ def answers(
         json.write_text(encoding.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
+@bench.command()
+def predictions(
+    prompts: options.Prompts = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 20,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated per prompt.")] = 500,
+    edits: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Places where the prediction is wrong. Give it again for more. (default: 1, 4, 8)"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which prompts are drawn, and where predictions are wrong.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    model: options.Model = None,
+    drafter: options.Drafter = None,
+    dtype: options.DType = None,
+    device: options.Device = None,
+    num_threads: options.NumThreads = None,
+    compile: options.Compile = None,
+) -> None:
+    """Predicted outputs: passes and time for answers that are known but for some edits, against the drafter alone.
+
+    For example: moaserve bench predictions --edits 2 --edits 10
+    """
+    settings = options.load_settings(
+        model=model, drafter=drafter, dtype=dtype, device=device, num_threads=num_threads, compile=compile, max_num_seqs=1
+    )
+    import json as encoding
+
+    from benchmarks.machine import provenance
+    from benchmarks.predictions import measure
+    from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
+    from speculative.errors import EngineError
+    from speculative.loading import load_engine
+
+    config = settings.engine_config()
+    try:
+        engine = load_engine(config)
+        if engine.tokenizer is None:
+            options.fail(f"--model {config.model}: no tokenizer, so prompts cannot be encoded")
+        if engine.drafter is None:
+            options.fail("--drafter none: predictions are verified like drafts, and nothing is drafted")
+        limit = engine.info.max_model_len - max_tokens
+        selected = load_prompts(prompts or BUNDLED_PROMPTS, engine.tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
+    except (EngineError, PromptError) as error:
+        options.fail(str(error))
+    with typer.progressbar(length=len(selected), label="decoding", show_pos=True) as bar:
+        figures = measure(engine, selected, edits or [1, 4, 8], max_tokens=max_tokens, seed=seed, progress=lambda: bar.update(1))
+    for one in figures:
+        typer.echo(
+            f"{one.edits} edits: {one.passes} passes where the drafter alone takes {one.passes_without} "
+            f"({one.passes / max(1, one.passes_without):.2f}), {one.speed:.1f}x as fast in the median"
+        )
+    if json is not None:
+        result = {"model": config.model, "drafter": config.drafter, "seed": seed, "max_tokens": max_tokens}
+        result |= {"figures": [one.as_dict() for one in figures], "provenance": provenance().as_dict()}
+        json.write_text(encoding.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
 def _print(result: OfflineResult) -> None:
     """Two tables: speed, and how drafts fared."""
     from rich.console import Console
