@@ -47,7 +47,9 @@ async def answer(
     http: HttpRequest, serving: Serving, body: SamplingRequest, requests: Sequence[Request], writer: Writer
 ) -> Response:
     """Generate, and answer as the caller asked: a stream or one document."""
-    outputs = within(serving.settings.request_timeout, run(serving, requests))
+    outputs = run(serving, requests)
+    if (limit := serving.settings.request_timeout) is not None:
+        outputs = within(limit, outputs)
     if body.stream:
         return streaming.stream(outputs, writer, requests, body)
     choices = await unless_disconnected(http, collect(outputs, len(requests)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
@@ -68,18 +67,17 @@ def requests_for(
     return requests
 
 
-async def within(seconds: float | None, outputs: Outputs) -> Outputs:
+async def within(seconds: float, outputs: Outputs) -> Outputs:
     """The same outputs; after ``seconds`` they end with RequestTimeoutError, and what still runs is aborted."""
-    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     async with aclosing(outputs):
         while True:
-            left = None if seconds is None else deadline - time.monotonic()
             try:
-                output = await (anext(outputs) if left is None else asyncio.wait_for(anext(outputs), left))
+                output = await asyncio.wait_for(anext(outputs), deadline - time.monotonic())
             except StopAsyncIteration:
                 return
             except asyncio.TimeoutError:
-                raise RequestTimeoutError(seconds or 0.0) from None
+                raise RequestTimeoutError(seconds) from None
             yield output
 
 
@@ -123,10 +121,10 @@ async def run(serving: Serving, requests: Sequence[Request]) -> Outputs:
 async def _run_one(serving: Serving, request: Request) -> AsyncGenerator[RequestOutput, None]:
     recorder = serving.metrics.request(serving.model_name())
     try:
-        with serving.admission.admitted(len(request.prompt_token_ids)) as waiting:
+        with serving.admission.admitted(len(request.prompt_token_ids)) as begun:
             async with aclosing(serving.engine.generate(request)) as outputs:
                 async for output in outputs:
-                    waiting.begun()
+                    begun()
                     recorder.output(output)
                     if output.finish_reason == "error":
                         raise EngineStepError(f"request {request.request_id} failed in the engine")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
@@ -117,25 +117,19 @@ class Admission:
             raise TooManyRequestsError(f"{self._most_tokens} prompt tokens may wait, and do.", code="queue_full")
 
     @contextmanager
-    def admitted(self, prompt: int) -> Iterator[Waiting]:
-        """Count a request while this is open."""
-        waiting = Waiting(self, prompt)
+    def admitted(self, prompt: int) -> Iterator[Callable[[], None]]:
+        """Count a request while this is open, and its prompt until what is given is called."""
+        waiting = prompt
         self._requests += 1
         self._tokens += prompt
+
+        def begun() -> None:
+            nonlocal waiting
+            self._tokens -= waiting
+            waiting = 0
+
         try:
-            yield waiting
+            yield begun
         finally:
-            waiting.begun()
+            begun()
             self._requests -= 1
-
-
-class Waiting:
-    """A request's prompt, until it has been read."""
-
-    def __init__(self, admission: Admission, tokens: int) -> None:
-        self._admission, self._tokens = admission, tokens
-
-    def begun(self) -> None:
-        """It waits no longer."""
-        self._admission._tokens -= self._tokens
-        self._tokens = 0

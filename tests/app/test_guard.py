@@ -126,10 +126,10 @@ class TestQueue:
 
     def test_prompts_count_until_they_have_been_read(self) -> None:
         admission = Admission(slots=1, most_requests=None, most_tokens=100)
-        with admission.admitted(90) as first:
+        with admission.admitted(90) as begun:
             with pytest.raises(Exception, match="100 prompt tokens"):
                 admission.check([20])
-            first.begun()
+            begun()
             admission.check([20])
             with admission.admitted(90), pytest.raises(Exception, match="100 prompt tokens"):
                 admission.check([20])
@@ -161,6 +161,12 @@ class TestTimeout:
         async with client_of(engine, request_timeout=0.05) as client:
             refusal(await client.post(CHAT, json=chat_body(n=n)), 408, "request_timeout")
         assert len(engine.aborted) == n
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_others_notice_nothing(self, engine: FakeEngine, stream: bool) -> None:
+        async with client_of(engine, request_timeout=60) as client:
+            assert (await client.post(CHAT, json=chat_body(n=2, stream=stream))).status_code == 200
+        assert engine.aborted == []
 
     async def test_in_a_stream_it_is_an_event(self, engine: FakeEngine) -> None:
         engine.hang = True
