@@ -100,7 +100,7 @@ def test_compiled_graphs_verify_predictions_and_score_tokens(engines: tuple[Engi
         expected,
         pytest.approx(scores, abs=1e-3),
     )
-    compiled.add(Request("beside", tuple(beside), SamplingParams(60, temperature=0.0, ignore_eos=True)))
+    compiled.add(Request("beside", tuple(beside), SamplingParams(48, temperature=0.0, ignore_eos=True)))
     assert scored(compiled, Request("r", tuple(prompt), params, prediction=prediction))[0] == expected
 
 
