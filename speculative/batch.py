@@ -41,7 +41,9 @@ def _straight_plan(cache: KVCache, groups: int, lengths: list[int], tree: DraftT
     slots, row = counting(len(lengths), device).unsqueeze(1), counting(rows, device)
     positions = offsets + seen.sum(-1) - 1
     places = torch.where(straight, cache.flat_rows(slots, positions), slots * cache.rows_per_slot + row)
-    write = places.masked_fill(row > sizes, cache.padding_row)
+    # Padding goes behind the text, where nothing is yet; a slot's last place is never taken, as its token ends the text.
+    behind = cache.flat_rows(slots, (offsets + row).clamp(max=cache.length - 1))
+    write = torch.where(row > sizes, behind, places)
     columns = counting(span_of(cache, max(lengths) + rows), device)
     ends = torch.where(straight, positions + 1, offsets).unsqueeze(-1)
     in_scratch = F.pad(seen, (0, max(0, scratch - rows)))[..., :scratch] & ~straight.unsqueeze(-1)
