@@ -10,6 +10,7 @@ from typing import Any
 
 from app.errors import InvalidParameterError
 from app.generation import Choice
+from app.messages import Message, TemplateOptions
 from app.responses import (
     AssistantMessage,
     ChatChoice,
@@ -24,7 +25,7 @@ from app.responses import (
     TopLogprob,
     Usage,
 )
-from app.schemas import Message, Prediction, TemplateOptions
+from app.schemas import Prediction
 from app.tokens import TokenTexts, encoded
 from speculative.request import RequestOutput, TokenLogprob
 

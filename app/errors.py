@@ -5,6 +5,7 @@ ApiError                        what a client is told, in OpenAI's shape
 ├── AuthenticationError         401: no API key, or one that is not accepted
 ├── NotFoundError               404: no such model or route
 ├── RequestTimeoutError         408: it took longer than this server allows
+├── RequestTooLargeError        413: the body is larger than this server reads
 ├── TooManyRequestsError        429: the caller's rate, or the server's queue, is used up
 ├── UnavailableError            503: the model is loading, or the server is shutting down
 ├── ClientGoneError             499: nobody is left to answer; seen in logs only
@@ -89,6 +90,16 @@ class RequestTimeoutError(ApiError):
         super().__init__(f"The answer took longer than {seconds:g} seconds. Ask for fewer tokens.", code="request_timeout")
 
 
+class RequestTooLargeError(ApiError):
+    """The body has more bytes than this server reads."""
+
+    status = 413
+    type = "invalid_request_error"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"The request body is larger than {most} bytes.", code="request_too_large")
+
+
 class TooManyRequestsError(ApiError):
     """The caller's rate, or the server's queue, is used up."""
 
@@ -131,13 +142,6 @@ class InternalError(ApiError):
 
     def __init__(self) -> None:
         super().__init__("The server had an error while processing your request.", code="internal_error")
-
-
-def too_large(most: int) -> ApiError:
-    """413: a body larger than this server reads."""
-    error = ApiError(f"The request body is larger than {most} bytes.", code="request_too_large")
-    error.status, error.type = 413, InvalidParameterError.type
-    return error
 
 
 def to_api_error(error: Exception) -> ApiError:

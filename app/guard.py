@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import ApiError, AuthenticationError, InvalidParameterError, TooManyRequestsError, too_large
+from app.errors import ApiError, AuthenticationError, InvalidParameterError, RequestTooLargeError, TooManyRequestsError
 from app.keys import ApiKeys
 from app.settings import Settings
 
@@ -60,7 +60,7 @@ class Guard:
                 caller = owner
             self._rates.take(caller)
         if (length := headers.get("content-length", "")).isdecimal() and int(length) > self._most:
-            raise too_large(self._most)
+            raise RequestTooLargeError(self._most)
 
     def _limited(self, receive: Receive) -> Receive:
         """Bodies may come without a length, or with a false one."""
@@ -71,7 +71,7 @@ class Guard:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > self._most:
-                error = too_large(self._most)
+                error = RequestTooLargeError(self._most)
                 raise HTTPException(error.status, error.message)
             return message
 

@@ -1,38 +1,17 @@
-"""Request bodies, as OpenAI's API has them; our extensions are marked. What we answer is in `app.responses`.
-
-Requests are strict: a wrong type is refused, not converted, and an unknown field is refused, not dropped.
-"""
+"""Request bodies, as OpenAI's API has them; our extensions are marked. What we answer is in `app.responses`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app import parameters
+from app.messages import Message, StrictModel, TemplateOptions, joined_parts
 from speculative.request import MAX_LOGPROBS
 
 INT64 = 2**63
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-def _joined_parts(content: Any) -> Any:
-    """Text parts as one string, a line each, as vLLM joins them; other kinds of parts are refused."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise PydanticCustomError("invalid_value", "only content parts of type 'text' are supported", {"at": f"[{index}].type"})
-        if not isinstance(part.get("text"), str):
-            raise PydanticCustomError("string_type", "Input should be a valid string", {"at": f"[{index}].text"})
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 def _listed(stop: Any) -> Any:
@@ -69,55 +48,14 @@ LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field
 StopTexts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 
 
-class FunctionCall(_Strict):
-    """The function an assistant called, its arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(_Strict):
-    """A tool call in an assistant's earlier message."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
-    index: int | None = None
-
-
-class Message(_Strict):
-    """One message of the conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_joined_parts, str | list[dict[str, str]] | None)] = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral(cls, message: Any) -> Any:
-        return parameters.drop_neutral(message, parameters.MESSAGE)
-
-    @model_validator(mode="after")
-    def _complete(self) -> Message:
-        if self.tool_calls and self.role != "assistant":
-            raise PydanticCustomError("invalid_value", "only assistant messages carry tool calls", {"at": ".tool_calls"})
-        if self.content is None and not self.tool_calls:
-            raise PydanticCustomError("missing", "Field required", {"at": ".content"})
-        if self.role == "tool" and self.tool_call_id is None:
-            raise PydanticCustomError("missing", "Field required", {"at": ".tool_call_id"})
-        return self
-
-
-class Prediction(_Strict):
+class Prediction(StrictModel):
     """What the caller expects the answer to be."""
 
     type: Literal["content"]
-    content: Annotated[str, BeforeValidator(_joined_parts, str | list[dict[str, str]])]
+    content: Annotated[str, BeforeValidator(joined_parts, str | list[dict[str, str]])]
 
 
-class StreamOptions(_Strict):
+class StreamOptions(StrictModel):
     """How to stream."""
 
     include_usage: bool | None = None
@@ -129,7 +67,7 @@ class StreamOptions(_Strict):
         return parameters.drop_neutral(options, parameters.STREAM)
 
 
-class SamplingRequest(_Strict):
+class SamplingRequest(StrictModel):
     """What chat and text completions share. Extensions are vLLM's, but for ``speculative``, which is ours."""
 
     model: str | None = Field(None, description="A name from /v1/models; may be left out, as one model is served.")
@@ -195,22 +133,6 @@ class SamplingRequest(_Strict):
     def prompt_logprob_count(self) -> int | None:
         """The same of the prompt's tokens."""
         return None
-
-
-class TemplateOptions(_Strict):
-    """How a chat template renders; all vLLM's extensions."""
-
-    add_generation_prompt: bool | None = Field(None, description="Extension. false: the template does not open a new answer.")
-    continue_final_message: bool | None = Field(None, description="Extension. The answer continues the last message.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Extension. Variables for the chat template.")
-
-    @model_validator(mode="after")
-    def _options_agree(self) -> TemplateOptions:
-        if self.add_generation_prompt and self.continue_final_message:
-            raise PydanticCustomError(
-                "invalid_value", "it contradicts add_generation_prompt: true", {"at": ".continue_final_message"}
-            )
-        return self
 
 
 class ChatCompletionRequest(SamplingRequest, TemplateOptions):
@@ -308,7 +230,7 @@ class TokenizeRequest(TemplateOptions):
         return self
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(StrictModel):
     """POST /detokenize."""
 
     model: str | None = None

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from app import chat
-from app.schemas import Message, TemplateOptions
+from app.messages import Message, TemplateOptions
 from models.loader import BUNDLED, load_tokenizer
 from tests.app.fakes import FakeEngine, chat_body, events
 

@@ -1,0 +1,88 @@
+"""Conversations as callers send them, and how a chat template is to render them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app import parameters
+
+
+class StrictModel(BaseModel):
+    """What callers send: a wrong type is refused, not converted, and an unknown field is refused, not dropped."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+def joined_parts(content: Any) -> Any:
+    """Text parts as one string, a line each, as vLLM joins them; other kinds of parts are refused."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise PydanticCustomError("invalid_value", "only content parts of type 'text' are supported", {"at": f"[{index}].type"})
+        if not isinstance(part.get("text"), str):
+            raise PydanticCustomError("string_type", "Input should be a valid string", {"at": f"[{index}].text"})
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+class FunctionCall(StrictModel):
+    """The function an assistant called, its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(StrictModel):
+    """A tool call in an assistant's earlier message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(StrictModel):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(joined_parts, str | list[dict[str, str]] | None)] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, message: Any) -> Any:
+        return parameters.drop_neutral(message, parameters.MESSAGE)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("invalid_value", "only assistant messages carry tool calls", {"at": ".tool_calls"})
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing", "Field required", {"at": ".content"})
+        if self.role == "tool" and self.tool_call_id is None:
+            raise PydanticCustomError("missing", "Field required", {"at": ".tool_call_id"})
+        return self
+
+
+class TemplateOptions(StrictModel):
+    """How a chat template renders; all vLLM's extensions."""
+
+    add_generation_prompt: bool | None = Field(None, description="Extension. false: the template does not open a new answer.")
+    continue_final_message: bool | None = Field(None, description="Extension. The answer continues the last message.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Extension. Variables for the chat template.")
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> TemplateOptions:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise PydanticCustomError(
+                "invalid_value", "it contradicts add_generation_prompt: true", {"at": ".continue_final_message"}
+            )
+        return self
