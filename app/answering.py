@@ -12,10 +12,12 @@ from pydantic import BaseModel
 
 from app import streaming
 from app.deps import Serving
-from app.errors import NotFoundError
+from app.errors import InvalidParameterError, NotFoundError
 from app.generation import Choice, best, collect, run, unless_disconnected, within
 from app.responses import ResponseMetrics, Usage
 from app.schemas import SamplingRequest
+from app.structured import Constraint
+from speculative.errors import InvalidRequestError
 from speculative.request import Request
 
 T = TypeVar("T")
@@ -41,6 +43,16 @@ def check_model(serving: Serving, name: str | None) -> str:
 async def tokenize(serving: Serving, work: Callable[[], T]) -> T:
     """Run ``work``, which tokenizes, off the event loop; one at a time, as tokenizers are not made for several threads."""
     return await anyio.to_thread.run_sync(work, limiter=serving.tokenizing)
+
+
+async def check_grammar(serving: Serving, constraint: Constraint | None) -> None:
+    """Compile what an answer must look like, off the event loop; raises InvalidParameterError for what cannot be followed."""
+    if constraint is None:
+        return
+    try:
+        await anyio.to_thread.run_sync(serving.engine.check_grammar, constraint.grammar, limiter=serving.compiling)
+    except InvalidRequestError as error:
+        raise InvalidParameterError(f"Invalid value for '{constraint.param}': {error}.", param=constraint.param) from error
 
 
 async def answer(

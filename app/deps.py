@@ -15,7 +15,7 @@ from app.metrics import Metrics
 from app.settings import Settings
 from speculative.config import EngineStatus, ModelInfo
 from speculative.errors import EngineNotReadyError
-from speculative.request import Request, RequestOutput
+from speculative.request import Grammar, Request, RequestOutput
 
 
 class ServingEngine(Protocol):
@@ -49,6 +49,9 @@ class ServingEngine(Protocol):
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError or ContextLengthError for a request that cannot run."""
 
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raise InvalidRequestError for a grammar that cannot be followed; it may take seconds, in any thread."""
+
     def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """The request's outputs as they come; closing the generator aborts the request."""
 
@@ -62,6 +65,7 @@ class Serving:
     metrics: Metrics
     admission: Admission
     tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+    compiling: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     @classmethod
     def of(cls, settings: Settings, engine: ServingEngine) -> Serving:

@@ -12,16 +12,10 @@ from pydantic_core import PydanticCustomError
 
 # Values that change nothing about the answer; null is always one of them.
 SAMPLING: Final[dict[str, tuple[Any, ...]]] = {
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
 }
 CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),

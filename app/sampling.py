@@ -19,6 +19,7 @@ def sampling_params(body: SamplingRequest, defaults: Mapping[str, Any], max_toke
         own = getattr(body, name)
         return own if own is not None else defaults.get(name, otherwise)
 
+    constraint = body.constraint
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=float(value("temperature", 1.0)),
@@ -36,6 +37,7 @@ def sampling_params(body: SamplingRequest, defaults: Mapping[str, Any], max_toke
         min_tokens=body.min_tokens or 0,
         logprobs=body.logprob_count,
         prompt_logprobs=body.prompt_logprob_count,
+        grammar=None if constraint is None else constraint.grammar,
         speculative=body.speculative is not False,
     )
 

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from app import parameters
 from app.messages import Message, StrictModel, TemplateOptions, joined_parts
+from app.structured import StructuredRequest
 from speculative.request import MAX_LOGPROBS
 
 INT64 = 2**63
@@ -67,7 +68,7 @@ class StreamOptions(StrictModel):
         return parameters.drop_neutral(options, parameters.STREAM)
 
 
-class SamplingRequest(StrictModel):
+class SamplingRequest(StructuredRequest):
     """What chat and text completions share. Extensions are vLLM's, but for ``speculative``, which is ours."""
 
     model: str | None = Field(None, description="A name from /v1/models; may be left out, as one model is served.")

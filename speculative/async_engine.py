@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from speculative.config import EngineConfig, EngineStatus, ModelInfo
 from speculative.engine import Engine
 from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
-from speculative.request import FinishReason, Request, RequestOutput, RequestStats
+from speculative.request import FinishReason, Grammar, Request, RequestOutput, RequestStats
 
 logger = logging.getLogger("moaserve.engine")
 
@@ -109,6 +109,10 @@ class AsyncEngine:
         if self._draining:
             raise EngineNotReadyError("the server is shutting down")
         self._loaded_engine().validate(request)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """As in Engine: what takes long about ``validate`` for a request with this grammar, off the event loop."""
+        self._loaded_engine().check_grammar(grammar)
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request until it ends; closing the generator early aborts the request."""

@@ -16,10 +16,11 @@ from speculative.config import EngineStatus, ModelInfo
 from speculative.detokenizer import Detokenizer
 from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.errors import ContextLengthError, InvalidRequestError
+from speculative.grammar import Grammars
 from speculative.logprobs import token_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.prediction import Prediction
-from speculative.request import Request, RequestOutput, TokenLogprob
+from speculative.request import Grammar, Request, RequestOutput, TokenLogprob
 from speculative.sampler import Sampler
 from speculative.sampling import argmax
 from speculative.scheduler import PrefillChunk, Scheduler
@@ -55,6 +56,7 @@ class Engine:
         self.compiled: dict[str, CompiledGraph] = {}
         self.eos_token_ids = eos_token_ids
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
+        self.grammars = Grammars(tokenizer, info.vocab_size, sorted(eos_token_ids)) if tokenizer is not None else None
         self.scheduler = Scheduler(max_num_seqs, prefill_chunk)
         self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
         self.taps = self.drafter.taps if self.drafter is not None else ()
@@ -64,6 +66,8 @@ class Engine:
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError (ContextLengthError) for a request that cannot run."""
         prompt, limit = request.prompt_token_ids, self.info.max_model_len
+        if request.params.grammar is not None:
+            self.check_grammar(request.params.grammar)
         if not prompt:
             raise InvalidRequestError("the prompt is empty", param="prompt")
         biased = tuple(token for token, _ in request.params.logit_bias)
@@ -84,16 +88,23 @@ class Engine:
                 param="max_tokens",
             )
 
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raise InvalidRequestError for a grammar that cannot be followed; takes seconds for large ones. Any thread may ask."""
+        if self.grammars is None:
+            raise InvalidRequestError("this model has no tokenizer, so no grammar can be followed", param="grammar")
+        self.grammars.compile(grammar)
+
     def add(self, request: Request) -> None:
         """Queue a request; raises InvalidRequestError."""
         self.validate(request)
         params, prompt = request.params, request.prompt_token_ids
         limit = self.info.max_model_len
         seed = params.seed if params.seed is not None else secrets.randbits(63)
+        grammar = self.grammars.follow(params.grammar) if self.grammars is not None and params.grammar is not None else None
         self.scheduler.add(
             Sequence(
                 request=request,
-                sampler=Sampler(params, seed, prompt, self.eos_token_ids),
+                sampler=Sampler(params, seed, prompt, self.eos_token_ids, grammar),
                 max_length=limit if params.max_tokens is None else len(prompt) + params.max_tokens,
                 detokenizer=Detokenizer(self._text, params.stop, params.min_tokens),
                 tokens=list(prompt),

@@ -29,6 +29,7 @@ from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.drafters.base import Drafter
 from speculative.drafters.eagle import EagleDrafter
+from speculative.drafters.grammar import GrammarDrafter
 from speculative.drafters.independent import IndependentDrafter
 from speculative.drafters.lookup import LookupDrafter
 from speculative.drafters.moa import MoADrafter
@@ -153,7 +154,7 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
     if choice == "none":
         return None, "none"
     if choice == "ngram":
-        return lambda slots, length: PredictionDrafter(NgramDrafter()), "ngram"
+        return lambda slots, length: PredictionDrafter(GrammarDrafter(NgramDrafter())), "ngram"
     folder = resolve(choice)
     raw = read_json(folder, "config.json")
     architecture = (raw.get("architectures") or [""])[0]
@@ -181,8 +182,8 @@ def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:
 
 
 def _with_text(drafter: Drafter, config: EngineConfig) -> Drafter:
-    """A drafter that is asked where neither a prediction nor the text itself says what comes next."""
-    return PredictionDrafter(LookupDrafter(drafter, config.draft_lookup) if config.draft_lookup else drafter)
+    """A drafter that is asked where neither a prediction, nor a grammar, nor the text itself says what comes next."""
+    return PredictionDrafter(GrammarDrafter(LookupDrafter(drafter, config.draft_lookup) if config.draft_lookup else drafter))
 
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

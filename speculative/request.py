@@ -14,6 +14,14 @@ MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a text must follow, in xgrammar's words: a JSON schema, a regular expression, an EBNF grammar or a structural tag."""
+
+    kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target's next token is chosen, and when to stop.
 
@@ -26,6 +34,8 @@ class SamplingParams:
     once; ``repetition_penalty`` as in transformers, for tokens of prompt and output. ``logit_bias`` pairs token ids with what is
     added to their logits. ``logprobs`` k reports each token's log-probability by the model, before any of this, and those of
     the k likeliest; ``prompt_logprobs`` the same of the prompt's tokens.
+
+    Only texts that follow ``grammar`` are written, and where one is complete it ends, before ``min_tokens`` too.
     """
 
     max_tokens: int | None = None
@@ -44,6 +54,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
     speculative: bool = True
 
     def __post_init__(self) -> None:
@@ -61,6 +72,7 @@ class SamplingParams:
         _check("min_tokens", self.min_tokens >= 0, "at least 0", self.min_tokens)
         if self.max_tokens is not None:
             _check("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens, {self.max_tokens}", self.min_tokens)
+        _check("ignore_eos", not (self.ignore_eos and self.grammar), "false with a grammar, which ends its text", self.ignore_eos)
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             _check(name, count is None or 0 <= count <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}", count)

@@ -7,72 +7,100 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from speculative.grammar import GrammarMatcher
 from speculative.request import SamplingParams
 from speculative.sampling import choose
+
+_NEVER = float("-inf")
 
 
 class Sampler:
     """Chooses a request's tokens in the text's order.
 
-    In this order: repetition penalty, frequency and presence penalty, bias, no end before ``min_tokens``; then temperature and
-    the rest in ``sampling``. ``eos_token_ids`` are the model's own ends.
+    In this order: repetition penalty, frequency and presence penalty, bias, no end before ``min_tokens``, the grammar; then
+    temperature and the rest in ``sampling``. ``eos_token_ids`` are the model's own ends.
     """
 
-    def __init__(self, params: SamplingParams, seed: int, prompt: Sequence[int], eos_token_ids: Iterable[int]) -> None:
-        self.params, self.seed, self.prompt = params, seed, prompt
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        eos_token_ids: Iterable[int],
+        grammar: GrammarMatcher | None = None,
+    ) -> None:
+        self.params, self.seed, self.prompt, self.grammar = params, seed, prompt, grammar
         self.chosen: list[int] = []
         self._ends = sorted({*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)})
-        self._plain = not (
-            params.frequency_penalty
-            or params.presence_penalty
-            or params.repetition_penalty != 1.0
-            or params.logit_bias
-            or (params.min_tokens and self._ends)
-        )
-        self._counts: Tensor | None = None
-        self._seen: Tensor | None = None
+        self._penalises = bool(params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
+        self._counted: _Counts | None = None
+        self._bias: Tensor | None = None
 
     def choose(self, logits: Tensor, best: int) -> int:
         """The target's next token for a row of logits [V], whose likeliest token is ``best``."""
-        if self._plain and self.params.greedy:
-            token = best
-        else:
-            adjusted = logits if self._plain else self.adjust(logits)
-            token = choose(adjusted, self.params, self.seed, len(self.prompt) + len(self.chosen))
-        self._take(token)
+        if self.grammar is not None and self.grammar.ended:
+            return best  # beyond the end of the text: nobody will read it
+        token = best if self._takes(best) else self._choose(logits)
+        self.chosen.append(token)
+        if self._counted is not None:
+            self._counted.add(token)
+        if self.grammar is not None:
+            self.grammar.accept(token)
         return token
 
+    def _takes(self, best: int) -> bool:
+        """Whether the likeliest token is the choice, whatever the others' logits."""
+        if not self.params.greedy or self._penalises or self.params.logit_bias or self._too_early:
+            return False
+        return self.grammar is None or self.grammar.allows(best)
+
+    def _choose(self, logits: Tensor) -> int:
+        return choose(self.adjust(logits), self.params, self.seed, len(self.prompt) + len(self.chosen))
+
+    @property
+    def _too_early(self) -> bool:
+        return bool(self._ends) and len(self.chosen) < self.params.min_tokens
+
     def adjust(self, logits: Tensor) -> Tensor:
-        """A row of logits [V] as penalties, bias and ``min_tokens`` make it, in float32."""
-        params, scores = self.params, logits.float()
-        counts, seen = self._counted(scores)
+        """A row of logits [V] as penalties, bias, ``min_tokens`` and grammar make it, in float32."""
+        scores = logits.float()
+        if self._penalises:
+            scores = self._penalised(scores)
+        if self.params.logit_bias:
+            scores = scores + self._biases(scores)
+        allowed = scores if self.grammar is None else self.grammar.mask(scores)
+        if self._too_early:
+            later = allowed.index_fill(0, torch.tensor(self._ends, device=scores.device), _NEVER)
+            # A complete grammar leaves nothing but the end, which then has to come.
+            allowed = later if bool((later > _NEVER).any()) else allowed
+        return allowed
+
+    def _penalised(self, scores: Tensor) -> Tensor:
+        params = self.params
+        if self._counted is None:
+            self._counted = _Counts(scores, self.prompt)
+        counts, seen = self._counted.output, self._counted.seen
         if params.repetition_penalty != 1.0:
             penalised = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
             scores = torch.where(seen, penalised, scores)
-        if params.frequency_penalty or params.presence_penalty:
-            scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-        if params.logit_bias:
-            ids, biases = zip(*params.logit_bias, strict=True)
-            scores = scores.index_add(0, torch.tensor(ids, device=scores.device), scores.new_tensor(biases))
-        if len(self.chosen) < params.min_tokens and self._ends:
-            scores = scores.index_fill(0, torch.tensor(self._ends, device=scores.device), float("-inf"))
-        return scores
+        return scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
 
-    def _counted(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """How often each token stands in the output [V], and whether it does in prompt or output [V]."""
-        if self._counts is None or self._seen is None:
-            self._counts, self._seen = torch.zeros_like(like), torch.zeros_like(like, dtype=torch.bool)
-            self._seen[list(self.prompt)] = True
-            for token in self.chosen:
-                self._count(token)
-        return self._counts, self._seen
+    def _biases(self, like: Tensor) -> Tensor:
+        if self._bias is None:
+            ids, biases = zip(*self.params.logit_bias, strict=True)
+            place = torch.tensor(ids, device=like.device)
+            self._bias = torch.zeros_like(like).index_add(0, place, like.new_tensor(biases))
+        return self._bias
 
-    def _take(self, token: int) -> None:
-        self.chosen.append(token)
-        if self._counts is not None:
-            self._count(token)
 
-    def _count(self, token: int) -> None:
-        assert self._counts is not None and self._seen is not None
-        self._counts[token] += 1
-        self._seen[token] = True
+class _Counts:
+    """How often each token stands in the output [V], and whether it does in prompt or output [V]."""
+
+    def __init__(self, like: Tensor, prompt: Sequence[int]) -> None:
+        self.output, self.seen = torch.zeros_like(like), torch.zeros_like(like, dtype=torch.bool)
+        self.seen[list(prompt)] = True
+
+    def add(self, token: int) -> None:
+        """``token`` stands in the output once more."""
+        self.output[token] += 1
+        self.seen[token] = True

@@ -55,6 +55,22 @@ class DraftTree:
         device = self.tokens.device
         return DraftTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), tuple(sizes))
 
+    def pruned(self, kept: Sequence[Sequence[int]]) -> DraftTree:
+        """These trees without the rows that are not ``kept``; those are ascending, and every kept row's parent is kept too."""
+        width = max(map(len, kept), default=0)
+        tokens, parents = [], []
+        for all_tokens, all_parents, rows in zip(self.tokens.tolist(), self.parents.tolist(), kept, strict=True):
+            place = {0: 0} | {row: index for index, row in enumerate(rows, 1)}
+            padding = [0] * (width - len(rows))
+            tokens.append([all_tokens[row - 1] for row in rows] + padding)
+            parents.append([place[all_parents[row - 1]] for row in rows] + padding)
+        device, shape = self.tokens.device, (len(kept), width)
+        return DraftTree(
+            torch.tensor(tokens, dtype=torch.long, device=device).view(shape),
+            torch.tensor(parents, dtype=torch.long, device=device).view(shape),
+            tuple(map(len, kept)),
+        )
+
     def straightened(self, straight: Sequence[bool]) -> DraftTree:
         """The same drafts, the chains among them that are told so going straight to their place."""
         return replace(self, straight=tuple(straight))

@@ -8,7 +8,7 @@ import uuid
 from fastapi import APIRouter, Request, Response
 
 from app import chat
-from app.answering import answer, check_model, tokenize
+from app.answering import answer, check_grammar, check_model, tokenize
 from app.deps import ServingDep
 from app.generation import requests_for
 from app.responses import GUARDED, ChatCompletion
@@ -29,6 +29,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     tokenizer = serving.engine.tokenizer
     prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body.messages, body))
     prediction = await tokenize(serving, lambda: chat.predicted_tokens(tokenizer, body.prediction))
+    await check_grammar(serving, body.constraint)
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     requests = requests_for(body, [prompt], serving, response_id, prediction=prediction)
     tokens = TokenTexts(tokenizer) if body.logprobs else None

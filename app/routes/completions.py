@@ -8,7 +8,7 @@ import uuid
 from fastapi import APIRouter, Request, Response
 
 from app import completions
-from app.answering import answer, check_model, tokenize
+from app.answering import answer, check_grammar, check_model, tokenize
 from app.deps import ServingDep
 from app.generation import requests_for
 from app.responses import GUARDED, Completion
@@ -28,6 +28,7 @@ async def create_completion(body: CompletionRequest, http: Request, serving: Ser
     model = check_model(serving, body.model)
     tokenizer, vocab_size = serving.engine.tokenizer, serving.model_info().vocab_size
     prompts = await tokenize(serving, lambda: completions.prompt_tokens(tokenizer, vocab_size, body.prompt))
+    await check_grammar(serving, body.constraint)
     response_id = f"cmpl-{uuid.uuid4().hex}"
     requests = requests_for(body, prompts, serving, response_id, completions.DEFAULT_MAX_TOKENS)
     tokens = TokenTexts(tokenizer) if body.logprobs is not None else None

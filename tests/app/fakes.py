@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from speculative.config import EngineStatus, ModelInfo
-from speculative.errors import ContextLengthError, EngineNotReadyError
-from speculative.request import Request, RequestOutput, RequestStats, TokenLogprob
+from speculative.errors import ContextLengthError, EngineNotReadyError, InvalidRequestError
+from speculative.request import Grammar, Request, RequestOutput, RequestStats, TokenLogprob
 
 CONTEXT = 100
 INFO = ModelInfo("tiny", CONTEXT, 256, "float32", "cpu", "moa", {"temperature": 0.7, "top_p": 0.95}, 1_700_000_000)
@@ -99,6 +99,7 @@ class FakeEngine:
     ready: bool = True
     alive: bool = True
     requests: list[Request] = field(default_factory=list)
+    grammars: list[Grammar] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
@@ -122,6 +123,11 @@ class FakeEngine:
     def validate(self, request: Request) -> None:
         if len(request.prompt_token_ids) + (request.params.max_tokens or 1) > CONTEXT:
             raise ContextLengthError(f"the context holds {CONTEXT} tokens", param="messages")
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        self.grammars.append(grammar)
+        if "refuse me" in grammar.source:
+            raise InvalidRequestError("it cannot be followed", param="grammar")
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         index = len(self.requests)

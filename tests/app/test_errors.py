@@ -117,12 +117,12 @@ async def test_a_wrong_chat_parameter_is_a_400_that_names_it(
 
 
 WANTED = {
-    "response_format": {"type": "json_object"},
+    "audio": {"voice": "alloy"},
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "modalities": ["audio"],
     "store": 0,  # neutral would be false: 0 is of the wrong type
-    "guided_regex": "a+",
+    "reasoning_effort": "high",
 }
 
 

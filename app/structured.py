@@ -1,0 +1,121 @@
+"""Answers of a form that callers ask for, as OpenAI and vLLM word it -> the grammar that the engine follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.messages import StrictModel
+from speculative.request import Grammar
+
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
+
+
+class JsonSchema(StrictModel):
+    """A schema and its name; the schema is always kept to the letter, whatever ``strict`` says."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    """Any text, any JSON object, or JSON that a schema describes."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise PydanticCustomError("missing", "Field required", {"at": ".json_schema"})
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise PydanticCustomError("invalid_value", "it needs the type 'json_schema'", {"at": ".json_schema"})
+        return self
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's extension: one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema, as an object or as text.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+    regex: str | None = None
+    choice: Choices | None = Field(None, description="One of these texts.")
+    grammar: str | None = Field(None, description="In xgrammar's EBNF, beginning with the rule `root`.")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and the parameter by which the caller asked for it."""
+
+    grammar: Grammar
+    param: str
+
+
+class StructuredRequest(StrictModel):
+    """The parameters that ask for a form; a request has one of them at most."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = Field(None, description="Extension. The form that the answer must have.")
+    guided_json: dict[str, Any] | str | None = Field(None, description="Extension. As json in structured_outputs.")
+    guided_regex: str | None = Field(None, description="Extension. As regex in structured_outputs.")
+    guided_choice: Choices | None = Field(None, description="Extension. As choice in structured_outputs.")
+    guided_grammar: str | None = Field(None, description="Extension. As grammar in structured_outputs.")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> StructuredRequest:
+        forms = self._constraints()
+        if len(forms) > 1:
+            raise PydanticCustomError(
+                "invalid_value", "it is a second form beside {first}", {"at": f".{forms[1].param}", "first": forms[0].param}
+            )
+        return self
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the answer must look like; None: anything."""
+        return next(iter(self._constraints()), None)
+
+    def _constraints(self) -> list[Constraint]:
+        asked = self.structured_outputs or StructuredOutputs()
+        forms = {
+            "response_format": _of_format(self.response_format),
+            "structured_outputs.json": _json_schema(asked.json_),
+            "structured_outputs.json_object": _json_schema({"type": "object"}) if asked.json_object else None,
+            "structured_outputs.regex": _given("regex", asked.regex),
+            "structured_outputs.choice": _choice(asked.choice),
+            "structured_outputs.grammar": _given("ebnf", asked.grammar),
+            "guided_json": _json_schema(self.guided_json),
+            "guided_regex": _given("regex", self.guided_regex),
+            "guided_choice": _choice(self.guided_choice),
+            "guided_grammar": _given("ebnf", self.guided_grammar),
+        }
+        return [Constraint(grammar, param) for param, grammar in forms.items() if grammar is not None]
+
+
+def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    return _json_schema({"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_ or {})
+
+
+def _json_schema(schema: dict[str, Any] | str | None) -> Grammar | None:
+    if schema is None:
+        return None
+    return Grammar("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+
+
+def _given(kind: Literal["regex", "ebnf"], source: str | None) -> Grammar | None:
+    return None if source is None else Grammar(kind, source)
+
+
+def _choice(texts: Sequence[str] | None) -> Grammar | None:
+    if texts is None:
+        return None
+    return Grammar("ebnf", "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))

@@ -1,0 +1,123 @@
+"""Grammars that texts must follow, by xgrammar: which tokens may come next, and what must."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+import xgrammar
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from speculative.errors import InvalidRequestError
+from speculative.json_schema import reason, unsupported
+from speculative.request import Grammar
+
+CACHE_BYTES = 256 * 2**20
+"""Compiled grammars that are kept for the next request."""
+
+_ERRORS = (RuntimeError, ValueError, xgrammar.InvalidJSONError, xgrammar.InvalidStructuralTagError)
+
+
+class Grammars:
+    """Compiles grammars for one model's tokens; those used last are kept. Safe in several threads.
+
+    ``end_token_ids`` end a text, and may do so where its grammar is complete.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+        self._vocab_size, self._ends = vocab_size, list(end_token_ids)
+        # Its own: tokenizers are not made for several threads.
+        self._text = Tokenizer.from_str(tokenizer._tokenizer.to_str()) if hasattr(tokenizer, "_tokenizer") else None
+        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=self._ends)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+
+    def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        """Raises InvalidRequestError for what is no grammar, or none that can be followed."""
+        if not self._ends:
+            raise InvalidRequestError("this model has no end token, so no grammar could end its text", param="grammar")
+        try:
+            match grammar.kind:
+                case "json_schema":
+                    self._check_schema(grammar.source)
+                    # One way to write a value, json.dumps's: what has no choice need not be asked of the model.
+                    return self._compiler.compile_json_schema(grammar.source, any_whitespace=False)
+                case "regex":
+                    return self._compiler.compile_regex(grammar.source)
+                case "ebnf":
+                    return self._compiler.compile_grammar(grammar.source)
+                case "structural_tag":
+                    return self._compiler.compile_structural_tag(grammar.source)
+        except _ERRORS as error:
+            raise InvalidRequestError(reason(error), param="grammar") from None
+
+    @staticmethod
+    def _check_schema(source: str) -> None:
+        try:
+            schema = json.loads(source)
+        except ValueError as error:
+            raise InvalidRequestError(f"the schema is not JSON: {error}", param="grammar") from None
+        if (problem := unsupported(schema)) is not None:
+            raise InvalidRequestError(problem, param="grammar")
+
+    def follow(self, grammar: Grammar) -> GrammarMatcher:
+        """The beginning of a text that follows ``grammar``; raises as ``compile``."""
+        return GrammarMatcher(self.compile(grammar), self._vocab_size, self._text)
+
+
+class GrammarMatcher:
+    """Where one text stands in its grammar."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int, text: Tokenizer | None) -> None:
+        self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._bitmask = xgrammar.allocate_token_bitmask(1, vocab_size)
+        self._vocab_size = vocab_size
+        self._text = text
+
+    @property
+    def ended(self) -> bool:
+        """True once the text has its end token."""
+        return self._matcher.is_terminated()
+
+    def accept(self, token: int) -> None:
+        """The text goes on with ``token``, which must be one that is allowed."""
+        if not self._matcher.accept_token(token):
+            raise AssertionError(f"token {token} breaks the grammar")
+
+    def allows(self, token: int) -> bool:
+        """Whether ``token`` may come next."""
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        return bool(int(self._bitmask[0, token // 32]) >> (token % 32) & 1)
+
+    def mask(self, scores: Tensor) -> Tensor:
+        """Scores [V] with −inf for the tokens that may not come next."""
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        bits = torch.arange(32, dtype=torch.int32)
+        allowed = (self._bitmask[0].unsqueeze(1) >> bits & 1).bool().flatten()[: self._vocab_size]
+        return scores.masked_fill(~allowed.to(scores.device), float("-inf"))
+
+    def following(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """The rows of a draft tree, as in ``DraftTree`` and ascending, that lie on texts which the grammar allows."""
+        children: dict[int, list[int]] = {}
+        for row, parent in enumerate(parents, 1):
+            children.setdefault(parent, []).append(row)
+        kept: list[int] = []
+
+        def walk(parent: int) -> None:
+            for row in children.get(parent, ()):
+                if not self._matcher.is_terminated() and self._matcher.accept_token(tokens[row - 1]):
+                    kept.append(row)
+                    walk(row)
+                    self._matcher.rollback(1)
+
+        walk(0)
+        return sorted(kept)
+
+    def forced(self) -> list[int]:
+        """Tokens for the text that must come next, [] where there is a choice."""
+        if self._text is None or not (text := self._matcher.find_jump_forward_string()):
+            return []
+        ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
+        return ids

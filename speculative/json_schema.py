@@ -1,0 +1,207 @@
+"""Which JSON schemas xgrammar keeps to the letter: what it would pass over in silence is named here instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import xgrammar
+
+IGNORED = frozenset(
+    {
+        *("not", "if", "then", "else"),
+        *("dependentRequired", "dependentSchemas", "dependencies"),
+        *("contains", "minContains", "maxContains", "uniqueItems"),
+        *("$dynamicRef", "$recursiveRef"),
+    }
+)
+"""Keywords that xgrammar 0.2 passes over."""
+
+FORMATS = frozenset(
+    {
+        *("date", "time", "date-time", "duration"),
+        *("email", "hostname", "ipv4", "ipv6", "uri", "uri-reference", "uri-template"),
+        *("uuid", "json-pointer", "relative-json-pointer"),
+    }
+)
+"""Formats of strings that it writes; formats of numbers say nothing about their text."""
+
+_ALTERNATIVES = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
+"""Each of them stands for a whole value: xgrammar reads one of them and none of what is beside it."""
+
+_BESIDE = frozenset(
+    {
+        *("$schema", "$id", "$defs", "definitions", "$comment", "$anchor"),
+        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
+    }
+)
+"""What may stand beside them, as it asks for nothing. A ``type`` may stand beside values that are listed."""
+
+_SCHEMAS = ("additionalProperties", "unevaluatedProperties", "unevaluatedItems", "items", "propertyNames")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+
+
+def unsupported(schema: Any) -> str | None:
+    """Why a text that xgrammar lets through might break ``schema``: the keyword, and where it stands; None if none can."""
+    return next(_problems(schema, schema, "#"), None)
+
+
+def _problems(schema: Any, root: Any, place: str) -> Iterator[str]:
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        yield f"{place} is no schema: it must be an object"
+        return
+    yield from (
+        f"'{keyword}' is not supported (at {place})" for keyword in schema if keyword in IGNORED and schema[keyword] is not False
+    )
+    yield from _beside_each_other(schema, place)
+    yield from _values(schema, root, place)
+    for keyword in _SCHEMAS:
+        if isinstance(schema.get(keyword), dict):
+            # Names are strings, and need not be said to be.
+            inner = {"type": "string"} | schema[keyword] if keyword == "propertyNames" else schema[keyword]
+            yield from _problems(inner, root, f"{place}/{keyword}")
+    for keyword in _MAPS:
+        if isinstance(some := schema.get(keyword), dict):
+            for name, each in some.items():
+                yield from _problems(each, root, f"{place}/{keyword}/{name}")
+    for keyword in _LISTS:
+        if isinstance(listed := schema.get(keyword), list):
+            for number, each in enumerate(listed):
+                yield from _problems(each, root, f"{place}/{keyword}/{number}")
+
+
+def _beside_each_other(schema: Mapping[str, Any], place: str) -> Iterator[str]:
+    whole = next((keyword for keyword in _ALTERNATIVES if keyword in schema), None)
+    if whole is None:
+        return
+    allowed = _BESIDE | {whole, "type"} if whole in ("enum", "const") else _BESIDE | {whole}
+    if beside := next((keyword for keyword in schema if keyword in _KNOWN and keyword not in allowed), None):
+        yield f"'{beside}' is not supported beside '{whole}' (at {place}): put it into what '{whole}' stands for"
+
+
+def _values(schema: Mapping[str, Any], root: Any, place: str) -> Iterator[str]:
+    types = schema.get("type")
+    if types is None and (keyword := next((each for each in schema if each in _OF_A_TYPE), None)):
+        yield f"'{keyword}' is supported where a 'type' stands beside it only (at {place})"
+    if types == []:
+        yield f"'type' must not be empty (at {place})"
+    yield from _strings(schema, place)
+    if "multipleOf" in schema and (types != "integer" or not schema.keys().isdisjoint(_RANGE)):
+        yield f"'multipleOf' is supported for integers without a range only (at {place})"
+    for keyword in _COUNTS & schema.keys():
+        if type(count := schema[keyword]) is not int or count < 0:
+            yield f"'{keyword}' must be a whole number that is not negative (at {place})"
+    named = schema.get("properties") or {}
+    missing = next((name for name in schema.get("required") or () if isinstance(named, dict) and name not in named), None)
+    if missing is not None:
+        yield f"'required' names {missing!r}, which 'properties' does not have (at {place})"
+    yield from _alternatives(schema, root, place)
+
+
+def _strings(schema: Mapping[str, Any], place: str) -> Iterator[str]:
+    # Texts of a form are written as the form says, and are of whatever length.
+    form = next((keyword for keyword in ("pattern", "format") if keyword in schema), None)
+    if form is not None and ("minLength" in schema or "maxLength" in schema):
+        yield f"'minLength' and 'maxLength' are not supported beside '{form}' (at {place})"
+    if (kind := schema.get("format")) is not None and "string" in _types(schema) and kind not in FORMATS:
+        yield f"'format': {kind!r} is not supported (at {place})"
+    for pattern in (schema["pattern"],) if "pattern" in schema else schema.get("patternProperties") or ():
+        try:
+            xgrammar.Grammar.from_regex(str(pattern))
+        except RuntimeError as error:
+            yield f"the pattern {pattern!r} is not supported (at {place}): {reason(error)}"
+
+
+def _alternatives(schema: Mapping[str, Any], root: Any, place: str) -> Iterator[str]:
+    for keyword in _LISTS:
+        if schema.get(keyword) == []:
+            yield f"'{keyword}' must not be empty (at {place})"
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if "type" in schema and isinstance(listed, list) and (wrong := [one for one in listed if not _is_one(one, _types(schema))]):
+        yield f"'enum' has {wrong[0]!r}, which 'type' excludes (at {place})"
+    if isinstance(every := schema.get("allOf"), list) and len(every) > 1:
+        yield f"'allOf' of more than one schema is not supported (at {place})"
+    if isinstance(one := schema.get("oneOf"), list) and not _disjoint([_resolved(each, root) for each in one]):
+        yield f"'oneOf' is supported where a type or a constant property tells its schemas apart, else use 'anyOf' (at {place})"
+    if "$ref" in schema and _resolved(schema, root) is None:
+        yield f"'$ref': {schema['$ref']!r} leads nowhere (at {place})"
+
+
+def _types(schema: Mapping[str, Any]) -> list[Any]:
+    types = schema.get("type", [])
+    return types if isinstance(types, list) else [types]
+
+
+def _is_one(value: Any, types: Sequence[Any]) -> bool:
+    """Whether a JSON value is of one of these types."""
+    match value:
+        case None:
+            return "null" in types
+        case bool():
+            return "boolean" in types
+        case int():
+            return "integer" in types or "number" in types
+        case float():
+            return "number" in types or ("integer" in types and value.is_integer())
+        case str():
+            return "string" in types
+        case list():
+            return "array" in types
+    return "object" in types
+
+
+def reason(error: Exception) -> str:
+    """What xgrammar says, without time and source file."""
+    return re.sub(r"^\[[\d:]+\] \S+:\d+: (Check failed: .* is false: )?", "", str(error)).strip()
+
+
+def _disjoint(schemas: Sequence[Any]) -> bool:
+    """Whether a value that fits one of them surely fits no other: by their types, or by a constant that all of them require."""
+    if not all(isinstance(schema, dict) for schema in schemas):
+        return False
+    types = [schema.get("type") for schema in schemas]
+    if all(isinstance(each, str) for each in types) and len(set(types)) == len(types) and {"integer", "number"} - set(types):
+        return True
+    return any(
+        all(name in (schema.get("required") or ()) for schema in schemas)
+        and _all_differ([_constants(schema, name) for schema in schemas])
+        for name in (schemas[0].get("properties") or {})
+    )
+
+
+def _constants(schema: Mapping[str, Any], name: str) -> list[str]:
+    """The values that a property may have, as text; [] where these are not listed."""
+    listed = (schema.get("properties") or {}).get(name)
+    if not isinstance(listed, dict):
+        return []
+    return [repr(value) for value in ([listed["const"]] if "const" in listed else listed.get("enum") or ())]
+
+
+def _all_differ(constants: Sequence[Sequence[str]]) -> bool:
+    values = [value for some in constants for value in set(some)]
+    return all(constants) and len(set(values)) == len(values)
+
+
+def _resolved(schema: Any, root: Any) -> Any:
+    """What a chain of references inside the document leads to; None where that is nothing."""
+    for _ in range(64):  # a circle of references leads nowhere either
+        if not (isinstance(schema, dict) and "$ref" in schema):
+            return schema
+        reference = schema["$ref"]
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            return None
+        schema = root
+        for step in reference.removeprefix("#").split("/")[1:]:
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    return None
+
+
+_RANGE = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+_OF_A_TYPE = _RANGE | _COUNTS | {"pattern", "format", "multipleOf"}
+_KNOWN = frozenset({*_ALTERNATIVES, *_SCHEMAS, *_MAPS, *_LISTS, *_OF_A_TYPE, "type", "required"})
+"""Keywords that ask for something; others are notes."""
