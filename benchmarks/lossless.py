@@ -13,6 +13,18 @@ from transformers import PreTrainedTokenizerBase
 from benchmarks.decoding import decode_with_transformers
 from benchmarks.prompts import Prompt
 
+STREAMS = (1, 8)
+"""Requests sent at a time."""
+
+SAMPLED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.3},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.3, "top_k": 40},
+)
+
+TEXTS = (1 + len(STREAMS)) * (1 + len(SAMPLED))
+"""Written of every prompt by ``check``: one that is right, and one for each number of streams; greedily and sampled."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -37,6 +49,35 @@ def compare(name: str, texts: Sequence[str], expected: Sequence[str]) -> Compari
     """Text by text."""
     pairs = zip(texts, expected, strict=True)
     return Comparison(name, len(texts), tuple(index for index, (a, b) in enumerate(pairs) if a != b))
+
+
+def check(
+    base_url: str,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    seed: int,
+    progress: Callable[[], None],
+) -> list[Comparison]:
+    """A server's greedy text against that of a transformers ``model``, its sampled text with speculation on against off."""
+
+    def texts(streams: int, **parameters: Any) -> list[str]:
+        work = server_texts(base_url, prompts, concurrency=streams, progress=progress, max_tokens=max_tokens, **parameters)
+        return asyncio.run(work)
+
+    expected = reference_texts(model, tokenizer, prompts, max_tokens, progress)
+    results = [
+        compare(f"greedy, {streams} at a time, against transformers", texts(streams, temperature=0), expected)
+        for streams in STREAMS
+    ]
+    for parameters in SAMPLED:
+        plain = texts(1, seed=seed, speculative=False, **parameters)
+        for streams in STREAMS:
+            name = f"{parameters}, {streams} at a time, speculation on against off"
+            results.append(compare(name, texts(streams, seed=seed, **parameters), plain))
+    return results
 
 
 def reference_texts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -55,6 +56,12 @@ def provenance() -> Provenance:
         python=platform.python_version(),
         torch=torch.__version__,
     )
+
+
+def write_json(result: dict[str, Any], path: Path) -> None:
+    """Keep a result, with this run's provenance beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result | {"provenance": provenance().as_dict()}, indent=1) + "\n", encoding="utf-8")
 
 
 def decoding_settings(config: EngineConfig) -> dict[str, Any]:

@@ -28,6 +28,13 @@ class PredictionFigures:
         """For JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
+    def line(self) -> str:
+        """For people."""
+        return (
+            f"{self.edits} edits: {self.passes} passes where the drafter alone takes {self.passes_without} "
+            f"({self.passes / max(1, self.passes_without):.2f}), {self.speed:.1f}x as fast in the median"
+        )
+
 
 def measure(
     engine: Engine, prompts: Sequence[Prompt], edits: Sequence[int], *, max_tokens: int, seed: int, progress: Callable[[], None]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import httpx
 import typer
 
-from app.commands import options
-
-if TYPE_CHECKING:
-    from benchmarks.offline import OfflineResult
+from app.commands import loading, options, tables
 
 bench = typer.Typer(name="bench", help="Measure speed and acceptance on this machine.", no_args_is_help=True)
 
@@ -58,38 +55,15 @@ def offline(
 
       moaserve bench offline --prompts my.jsonl --num-prompts 100 --json result.json
     """
-    settings = options.load_settings(
-        model=model,
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
-        max_num_seqs=1,
-        num_threads=num_threads,
-        compile=compile,
-        drafter=drafter,
-        draft_depth=draft_depth,
-        draft_breadth=draft_breadth,
-        draft_nodes=draft_nodes,
-        draft_min_reach=draft_min_reach,
-        draft_temperature=draft_temperature,
-        draft_lookup=draft_lookup,
-        draft_window=draft_window,
-    )
+    config = options.engine_config(locals() | {"max_num_seqs": 1})
     from benchmarks import offline as measuring
     from benchmarks.decoding import load_transformers
-    from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
-    from speculative.errors import EngineError
-    from speculative.loading import load_engine
+    from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
 
-    config = settings.engine_config()
-    try:
-        engine = load_engine(config)
-        if engine.tokenizer is None:
-            options.fail(f"--model {config.model}: no tokenizer, so prompts cannot be encoded")
+    with loading.clear_errors():
+        engine, tokenizer = loading.load_engine(config)
         limit = min(max_prompt_tokens, engine.info.max_model_len - max_tokens)
-        selected = load_prompts(prompts or BUNDLED_PROMPTS, engine.tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
-    except (EngineError, PromptError) as error:
-        options.fail(str(error))
+        selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     reference = load_transformers(config.model, engine.info.dtype, engine.info.device) if transformers else None
     gc.collect()
     gc.freeze()  # as the server does
@@ -97,7 +71,7 @@ def offline(
         result = measuring.run_offline(
             engine, config, selected, max_tokens=max_tokens, reference=reference, progress=lambda: bar.update(1)
         )
-    _print(result)
+    tables.print_offline(result)
     if json is not None:
         measuring.write_json(result, json)
 
@@ -123,44 +97,24 @@ def lossless(
 
       moaserve bench lossless
     """
-    import asyncio
-
     from benchmarks import lossless as checking
     from benchmarks.decoding import load_transformers
-    from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
-    from models.errors import CheckpointError
-    from models.loader import load_tokenizer, resolve_target
+    from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
 
-    try:
-        tokenizer = load_tokenizer(resolve_target(model))
-        if tokenizer is None:
-            options.fail(f"--model {model}: no tokenizer, so prompts cannot be encoded")
+    with loading.clear_errors():
+        tokenizer = loading.load_tokenizer(model)
         selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=max_prompt_tokens, seed=seed)
-    except (CheckpointError, PromptError) as error:
-        options.fail(str(error))
-    greedy = {"temperature": 0}
-    sampled = [{"temperature": 0.3}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.3, "top_k": 40}]
-    with typer.progressbar(length=len(selected) * (3 + 3 * len(sampled)), label="comparing") as bar:
-
-        def texts(concurrency: int, **parameters: Any) -> list[str]:
-            work = checking.server_texts(
-                base_url, selected, concurrency=concurrency, progress=lambda: bar.update(1), max_tokens=max_tokens, **parameters
-            )
-            return asyncio.run(work)
-
+    with typer.progressbar(length=len(selected) * checking.TEXTS, label="comparing") as bar:
         try:
-            expected = checking.reference_texts(
-                load_transformers(model, "float32", "cpu"), tokenizer, selected, max_tokens, lambda: bar.update(1)
+            results = checking.check(
+                base_url,
+                load_transformers(model, "float32", "cpu"),
+                tokenizer,
+                selected,
+                max_tokens=max_tokens,
+                seed=seed,
+                progress=lambda: bar.update(1),
             )
-            results = [
-                checking.compare(f"greedy, {streams} at a time, against transformers", texts(streams, **greedy), expected)
-                for streams in (1, 8)
-            ]
-            for parameters in sampled:
-                plain = texts(1, seed=seed, speculative=False, **parameters)
-                for streams in (1, 8):
-                    name = f"{parameters}, {streams} at a time, speculation on against off"
-                    results.append(checking.compare(name, texts(streams, seed=seed, **parameters), plain))
         except httpx.HTTPError as error:
             options.fail(f"--base-url {base_url}: {error}")
     for result in results:
@@ -191,33 +145,14 @@ def answers(
 
     For example: moaserve bench answers --model runs/target --prompts test.jsonl.gz
     """
-    settings = options.load_settings(
-        model=model,
-        drafter=drafter,
-        dtype=dtype,
-        device=device,
-        num_threads=num_threads,
-        compile=compile,
-        max_num_seqs=max_num_seqs,
-    )
-    import json as encoding
-
+    config = options.engine_config(locals())
     from benchmarks import answers as checking
-    from benchmarks.machine import provenance
-    from benchmarks.prompts import PromptError
-    from speculative.errors import EngineError
-    from speculative.loading import load_engine
+    from benchmarks.machine import write_json
 
-    config = settings.engine_config()
-    try:
-        engine = load_engine(config)
-        if engine.tokenizer is None:
-            options.fail(f"--model {config.model}: no tokenizer, so prompts cannot be encoded")
-        questions = checking.read_questions(
-            prompts, engine.tokenizer, count=num_prompts, max_tokens=engine.info.max_model_len - max_tokens, seed=seed
-        )
-    except (EngineError, PromptError) as error:
-        options.fail(str(error))
+    with loading.clear_errors():
+        engine, tokenizer = loading.load_engine(config)
+        limit = engine.info.max_model_len - max_tokens
+        questions = checking.read_questions(prompts, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     figures: dict[str, dict[str, int]] = {}
     with typer.progressbar(length=sum(map(len, questions.values())), label="answering", show_pos=True) as bar:
         for kind, asked in questions.items():
@@ -227,8 +162,7 @@ def answers(
     for kind, figure in figures.items():
         typer.echo(f"{kind}: {figure['right']} of {figure['asked']} right ({figure['right'] / max(1, figure['asked']):.0%})")
     if json is not None:
-        result = {"model": config.model, "seed": seed, "answers": figures, "provenance": provenance().as_dict()}
-        json.write_text(encoding.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json({"model": config.model, "seed": seed, "answers": figures}, json)
 
 
 @bench.command()
@@ -253,74 +187,21 @@ def predictions(
 
     For example: moaserve bench predictions --edits 2 --edits 10
     """
-    settings = options.load_settings(
-        model=model, drafter=drafter, dtype=dtype, device=device, num_threads=num_threads, compile=compile, max_num_seqs=1
-    )
-    import json as encoding
-
-    from benchmarks.machine import provenance
+    config = options.engine_config(locals() | {"max_num_seqs": 1})
+    from benchmarks.machine import write_json
     from benchmarks.predictions import measure
-    from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
-    from speculative.errors import EngineError
-    from speculative.loading import load_engine
+    from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
 
-    config = settings.engine_config()
-    try:
-        engine = load_engine(config)
-        if engine.tokenizer is None:
-            options.fail(f"--model {config.model}: no tokenizer, so prompts cannot be encoded")
+    with loading.clear_errors():
+        engine, tokenizer = loading.load_engine(config)
         if engine.drafter is None:
             options.fail("--drafter none: predictions are verified like drafts, and nothing is drafted")
         limit = engine.info.max_model_len - max_tokens
-        selected = load_prompts(prompts or BUNDLED_PROMPTS, engine.tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
-    except (EngineError, PromptError) as error:
-        options.fail(str(error))
+        selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     with typer.progressbar(length=len(selected), label="decoding", show_pos=True) as bar:
         figures = measure(engine, selected, edits or [1, 4, 8], max_tokens=max_tokens, seed=seed, progress=lambda: bar.update(1))
     for one in figures:
-        typer.echo(
-            f"{one.edits} edits: {one.passes} passes where the drafter alone takes {one.passes_without} "
-            f"({one.passes / max(1, one.passes_without):.2f}), {one.speed:.1f}x as fast in the median"
-        )
+        typer.echo(one.line())
     if json is not None:
         result = {"model": config.model, "drafter": config.drafter, "seed": seed, "max_tokens": max_tokens}
-        result |= {"figures": [one.as_dict() for one in figures], "provenance": provenance().as_dict()}
-        json.write_text(encoding.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def _print(result: OfflineResult) -> None:
-    """Two tables: speed, and how drafts fared."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from benchmarks.offline import PLAIN, SPECULATIVE, spread
-
-    console = Console()
-    speed = Table(title=f"{result.settings['model']}, {result.settings['dtype']}, {len(result.prompts)} prompts, greedy")
-    for column in ("", "tokens/s", "over plain (median, quartiles)", "same tokens as plain"):
-        speed.add_column(column, justify="left" if not column else "right")
-    for way in result.runs:
-        ratio = spread(result.ratios(way, PLAIN))
-        speed.add_row(
-            way,
-            f"{result.tokens_per_second(way):.0f}",
-            f"{ratio['median']:.2f}x ({ratio['p25']:.2f}–{ratio['p75']:.2f})",
-            f"{result.identical(way, PLAIN)} of {len(result.prompts)}",
-        )
-    console.print(speed)
-    acceptance = result.acceptance()
-    drafts = Table(title=f"drafter: {result.settings['drafter']}")
-    for column in ("τ", "target passes", "drafted", "accepted", "accepted at depth 1, 2, …"):
-        drafts.add_column(column, justify="right")
-    drafts.add_row(
-        f"{acceptance.tau:.2f}",
-        str(acceptance.target_passes),
-        str(acceptance.drafted),
-        str(acceptance.accepted),
-        "  ".join(f"{share:.0%}" for share in acceptance.by_depth),
-    )
-    console.print(drafts)
-    console.print("τ by source: " + ", ".join(f"{source} {tau:.2f}" for source, tau in result.tau_by_source().items()))
-    decoding = result.decode_ratio(SPECULATIVE, PLAIN)
-    console.print(f"decoding alone, prefill left out: speculative is {decoding:.2f}x plain over all prompts")
-    console.print(result.provenance.line())
+        write_json(result | {"figures": [one.as_dict() for one in figures]}, json)

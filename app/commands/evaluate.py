@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from app.commands import options
-
-if TYPE_CHECKING:
-    from benchmarks.evaluation import Case, Figures
+from app.commands import loading, options, tables
 
 
 def evaluate(
@@ -61,36 +58,17 @@ def evaluate(
             options.fail(f"--shape: tree or chain, not {each!r}", code=2)
     if "none" in names.values():
         options.fail("--drafter none: plain decoding is measured beside every drafter anyway", code=2)
-    settings = options.load_settings(
-        model=model,
-        dtype=dtype,
-        device=device,
-        max_num_seqs=1,
-        num_threads=num_threads,
-        compile=compile,
-        draft_depth=draft_depth,
-        draft_breadth=draft_breadth,
-        draft_nodes=draft_nodes,
-        draft_min_reach=draft_min_reach,
-        draft_temperature=draft_temperature,
-        draft_lookup=0,
-        draft_window=draft_window,
-    )
+    # Of the drafters, each gets a configuration of its own.
+    config = options.engine_config(locals() | {"drafter": None, "draft_lookup": 0, "max_num_seqs": 1})
     from benchmarks import evaluation as measuring
     from benchmarks.machine import decoding_settings
-    from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
-    from models.errors import CheckpointError
-    from models.loader import load_tokenizer, resolve_target
-    from speculative.errors import EngineError
+    from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
     from speculative.loading import load_engine
 
-    config = settings.engine_config()
     configs = {name: replace(config, drafter=each) for name, each in names.items()}
     temperatures = temperature or [0.0, 1.0]
-    try:
-        tokenizer = load_tokenizer(resolve_target(config.model))
-        if tokenizer is None:
-            options.fail(f"--model {config.model}: no tokenizer, so prompts cannot be encoded")
+    with loading.clear_errors():
+        tokenizer = loading.load_tokenizer(config.model)
         path = prompts or BUNDLED_PROMPTS
         selected = load_prompts(path, tokenizer, count=num_prompts, max_tokens=max_prompt_tokens, seed=seed)
         total = len(configs) * len(wanted) * len(temperatures) * len(selected)
@@ -105,10 +83,8 @@ def evaluate(
                 seed=seed,
                 progress=lambda: bar.update(1),
             )
-    except (EngineError, CheckpointError, PromptError) as error:
-        options.fail(str(error))
     results = {case: measuring.by_source(each) for case, each in runs.items()}
-    _print(results)
+    tables.print_evaluation(results)
     if out is None:
         return
     described = {
@@ -132,36 +108,3 @@ def evaluate(
 def _named(drafter: str) -> tuple[str, str]:
     name, separator, value = drafter.partition("=")
     return (name, value) if separator else (Path(drafter).name or drafter, drafter)
-
-
-def _print(results: dict[Case, dict[str, Figures]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from benchmarks.evaluation import ALL
-
-    console = Console()
-    for sampling in dict.fromkeys(case.sampling for case in results):
-        table = Table(title=f"{sampling}; speeds are over plain decoding, draft cost is in its steps")
-        for column in ("drafter", "source", "τ (95%)", "decoding", "end to end", "tokens/s", "passes/token", "draft cost"):
-            table.add_column(column, justify="left" if column in ("drafter", "source") else "right")
-        for case, sources in results.items():
-            if case.sampling != sampling:
-                continue
-            for source, each in sources.items():
-                table.add_row(
-                    f"{case.drafter}, {case.shape}",
-                    source,
-                    f"{each.tau:.2f} ({each.tau_low:.2f}–{each.tau_high:.2f})",
-                    f"{each.decode_ratio:.2f}x",
-                    f"{each.end_to_end:.2f}x",
-                    f"{each.tokens_per_second:.0f}",
-                    f"{each.passes_per_token:.2f}",
-                    f"{each.draft_cost:.2f}",
-                )
-            table.add_section()
-        console.print(table)
-    console.print("accepted at depth 1, 2, …, all sources:")
-    for case, sources in results.items():
-        shares = " ".join(f"{share:.0%}" for share in sources[ALL].by_depth)
-        console.print(f"  {case.drafter}, {case.shape}, {case.sampling}: {shares}")

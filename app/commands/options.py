@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from app.settings import Settings
+    from speculative.config import EngineConfig
 
 ENGINE = "Model and engine"
 SPECULATION = "Speculation"
@@ -113,6 +115,14 @@ def load_settings(**options: Any) -> Settings:
         fail(str(error), code=2)
     except ValidationError as error:
         fail("\n".join(_explain(problem, given) for problem in error.errors()), code=2)
+
+
+def engine_config(parameters: dict[str, Any]) -> EngineConfig:
+    """What a command's parameters say of the engine, by name; its other parameters are passed over."""
+    from speculative.config import EngineConfig
+
+    names = [field.name for field in fields(EngineConfig) if field.name in parameters]
+    return load_settings(**{name: parameters[name] for name in names}).engine_config()
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:

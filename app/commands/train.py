@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from app.commands import options
+from app.commands import loading
 from training.command import train_command
 
 _PROMPTS, _MAX_TOKENS, _MAX_PROMPT_TOKENS = 32, 128, 768
@@ -24,20 +24,14 @@ def _evaluate(target: str, drafter: str, valid: str | None) -> None:
     from pathlib import Path
 
     from benchmarks.acceptance import measure_acceptance
-    from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
+    from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
     from speculative.config import EngineConfig
-    from speculative.errors import EngineError
-    from speculative.loading import load_engine
 
     path = Path(valid) if valid is not None and Path(valid).is_file() else BUNDLED_PROMPTS
-    try:
-        engine = load_engine(EngineConfig(model=target, drafter=drafter, max_num_seqs=1, compile="off"))
-        if engine.tokenizer is None:
-            options.fail(f"{target} has no tokenizer")
+    with loading.clear_errors("the drafter is saved, but could not be evaluated: "):
+        engine, tokenizer = loading.load_engine(EngineConfig(model=target, drafter=drafter, max_num_seqs=1, compile="off"))
         limit = min(_MAX_PROMPT_TOKENS, engine.info.max_model_len - _MAX_TOKENS)
-        prompts = load_prompts(path, engine.tokenizer, count=_PROMPTS, max_tokens=limit, seed=0)
-    except (EngineError, PromptError) as error:
-        options.fail(f"the drafter is saved, but could not be evaluated: {error}")
+        prompts = load_prompts(path, tokenizer, count=_PROMPTS, max_tokens=limit, seed=0)
     with typer.progressbar(length=len(prompts), label="evaluating", show_pos=True) as bar:
         acceptance = measure_acceptance(engine, prompts, max_tokens=_MAX_TOKENS, progress=lambda: bar.update(1))
     typer.echo(f"greedy, {len(prompts)} prompts of {path.name}: {acceptance.line()}")

@@ -13,10 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli import cli
-from app.commands import backends
+from app.commands import backends, options
 from app.commands import chat as chat_command
 from app.commands.serve import serve
 from app.settings import Settings
+from speculative.config import EngineConfig
 
 runner = CliRunner()
 
@@ -56,6 +57,18 @@ def test_a_wrong_key_of_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("prot = 1")
     result = runner.invoke(cli, ["serve", "--config", str(tmp_path / "a.toml")])
     assert (result.exit_code, "unknown setting 'prot'" in result.stderr) == (2, True)
+
+
+def test_an_engine_is_configured_by_parameters_of_its_settings_names() -> None:
+    config = options.engine_config({"draft_depth": 3, "dtype": None, "num_prompts": 5})
+    assert config == EngineConfig(draft_depth=3)
+
+
+@pytest.mark.parametrize("command", ["bench offline", "bench lossless", "bench predictions", "eval --drafter ngram"])
+def test_a_model_that_is_not_there_is_one_clear_line(command: str) -> None:
+    result = runner.invoke(cli, [*command.split(), "--model", "/nowhere"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("moaserve: error: no folder '/nowhere'") and result.stderr.count("\n") == 1
 
 
 def test_a_port_in_use_is_one_clear_line() -> None:

@@ -6,7 +6,6 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from app.cli import cli
-from benchmarks.lossless import compare
 from benchmarks.offline import PLAIN, SPECULATIVE, TRANSFORMERS, run_offline, spread
 from benchmarks.prompts import Prompt
 from speculative.config import EngineConfig
@@ -37,13 +36,6 @@ def test_a_run_compares_three_ways_and_adds_up() -> None:
 def test_spread_is_median_and_quartiles() -> None:
     assert spread([3.0]) == {"median": 3.0, "p25": 3.0, "p75": 3.0}
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0])["median"] == 3.0
-
-
-def test_comparisons_name_what_differs() -> None:
-    result = compare("texts", ["a", "b", "c"], ["a", "x", "c"])
-    assert not result.ok and result.different == (1,)
-    assert "2 of 3" in result.line()
-    assert compare("texts", ["a"], ["a"]).ok
 
 
 def test_the_command_prints_tables_and_writes_json(tmp_path) -> None:

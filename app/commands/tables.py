@@ -1,0 +1,81 @@
+"""Results as tables for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.evaluation import Case, Figures
+    from benchmarks.offline import OfflineResult
+
+
+def print_offline(result: OfflineResult) -> None:
+    """Two tables: speed, and how drafts fared."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from benchmarks.offline import PLAIN, SPECULATIVE, spread
+
+    console = Console()
+    speed = Table(title=f"{result.settings['model']}, {result.settings['dtype']}, {len(result.prompts)} prompts, greedy")
+    for column in ("", "tokens/s", "over plain (median, quartiles)", "same tokens as plain"):
+        speed.add_column(column, justify="left" if not column else "right")
+    for way in result.runs:
+        ratio = spread(result.ratios(way, PLAIN))
+        speed.add_row(
+            way,
+            f"{result.tokens_per_second(way):.0f}",
+            f"{ratio['median']:.2f}x ({ratio['p25']:.2f}–{ratio['p75']:.2f})",
+            f"{result.identical(way, PLAIN)} of {len(result.prompts)}",
+        )
+    console.print(speed)
+    acceptance = result.acceptance()
+    drafts = Table(title=f"drafter: {result.settings['drafter']}")
+    for column in ("τ", "target passes", "drafted", "accepted", "accepted at depth 1, 2, …"):
+        drafts.add_column(column, justify="right")
+    drafts.add_row(
+        f"{acceptance.tau:.2f}",
+        str(acceptance.target_passes),
+        str(acceptance.drafted),
+        str(acceptance.accepted),
+        "  ".join(f"{share:.0%}" for share in acceptance.by_depth),
+    )
+    console.print(drafts)
+    console.print("τ by source: " + ", ".join(f"{source} {tau:.2f}" for source, tau in result.tau_by_source().items()))
+    decoding = result.decode_ratio(SPECULATIVE, PLAIN)
+    console.print(f"decoding alone, prefill left out: speculative is {decoding:.2f}x plain over all prompts")
+    console.print(result.provenance.line())
+
+
+def print_evaluation(results: dict[Case, dict[str, Figures]]) -> None:
+    """A table of all cases for each way of sampling, then how deep drafts are accepted."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from benchmarks.evaluation import ALL
+
+    console = Console()
+    for sampling in dict.fromkeys(case.sampling for case in results):
+        table = Table(title=f"{sampling}; speeds are over plain decoding, draft cost is in its steps")
+        for column in ("drafter", "source", "τ (95%)", "decoding", "end to end", "tokens/s", "passes/token", "draft cost"):
+            table.add_column(column, justify="left" if column in ("drafter", "source") else "right")
+        for case, sources in results.items():
+            if case.sampling != sampling:
+                continue
+            for source, each in sources.items():
+                table.add_row(
+                    f"{case.drafter}, {case.shape}",
+                    source,
+                    f"{each.tau:.2f} ({each.tau_low:.2f}–{each.tau_high:.2f})",
+                    f"{each.decode_ratio:.2f}x",
+                    f"{each.end_to_end:.2f}x",
+                    f"{each.tokens_per_second:.0f}",
+                    f"{each.passes_per_token:.2f}",
+                    f"{each.draft_cost:.2f}",
+                )
+            table.add_section()
+        console.print(table)
+    console.print("accepted at depth 1, 2, …, all sources:")
+    for case, sources in results.items():
+        shares = " ".join(f"{share:.0%}" for share in sources[ALL].by_depth)
+        console.print(f"  {case.drafter}, {case.shape}, {case.sampling}: {shares}")
