@@ -17,7 +17,7 @@ from speculative.detokenizer import Detokenizer
 from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.errors import ContextLengthError, InvalidRequestError
 from speculative.grammar import Grammars
-from speculative.logprobs import token_logprobs
+from speculative.logprobs import text_logprobs, token_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.prediction import Prediction
 from speculative.request import Grammar, Request, RequestOutput, TokenLogprob
@@ -27,9 +27,6 @@ from speculative.scheduler import PrefillChunk, Scheduler
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 from speculative.verification import Acceptance, verify_tree
-
-LOGPROB_ROWS = 64
-"""Prompt rows whose logits are held at a time."""
 
 
 class Engine:
@@ -157,9 +154,7 @@ class Engine:
         sequence.num_computed = chunk.end
         if (count := sequence.request.params.prompt_logprobs) is not None:
             following = sequence.tokens[chunk.start + 1 : chunk.end + 1]
-            for start in range(0, len(following), LOGPROB_ROWS):
-                part = slice(start, start + LOGPROB_ROWS)
-                sequence.prompt_logprobs += token_logprobs(self.target.logits(hidden[part]), following[part], count)
+            sequence.prompt_logprobs += text_logprobs(self.target, hidden, following, count)
         if self.drafter is not None and sequence.speculative:
             verified = VerifiedTokens(torch.full_like(token_ids, sequence.slot), plan.positions, token_ids, tapped)
             first = max(0, window_start(sequence, self.drafter.window) - chunk.start)

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from models.llama import Llama
 from speculative.request import TokenLogprob
 from speculative.sampling import top_tokens
+
+LOGPROB_ROWS = 64
+"""Rows whose logits, each as wide as the vocabulary, are held at a time."""
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], count: int) -> list[TokenLogprob]:
@@ -23,3 +27,12 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], count: int) -> list
         TokenLogprob(token, logprob, tuple(zip(tokens, logprobs, strict=True)))
         for token, logprob, (tokens, logprobs) in zip(token_ids, own, likeliest, strict=True)
     ]
+
+
+def text_logprobs(target: Llama, hidden: Tensor, following: Sequence[int], count: int) -> list[TokenLogprob]:
+    """As ``token_logprobs``, for a text's hidden states [n, D] and the n tokens ``following`` them: ``LOGPROB_ROWS`` at a time."""
+    told: list[TokenLogprob] = []
+    for start in range(0, len(following), LOGPROB_ROWS):
+        part = slice(start, start + LOGPROB_ROWS)
+        told += token_logprobs(target.logits(hidden[part]), following[part], count)
+    return told

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from speculative.errors import InvalidRequestError
+from speculative.logprobs import LOGPROB_ROWS, text_logprobs, token_logprobs
 from speculative.request import RequestOutput, SamplingParams, TokenLogprob
 from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, request, run, tokens
 
@@ -115,6 +116,20 @@ def test_log_probabilities_end_with_the_text(make_engine) -> None:
         "r"
     ]
     assert [each.token_id for each in all_logprobs(outputs)] == tokens({"r": outputs})["r"] == free[: free.index(free[10]) + 1]
+
+
+def test_a_long_text_is_scored_in_parts_as_in_one(make_engine) -> None:
+    target = make_engine(N0).target
+    generator = torch.Generator().manual_seed(0)
+    length = 2 * LOGPROB_ROWS + 5
+    hidden = torch.randn(length, target.config.hidden_size, generator=generator)
+    following = torch.randint(target.config.vocab_size, (length,), generator=generator).tolist()
+    with torch.inference_mode():
+        parts, whole = text_logprobs(target, hidden, following, 2), token_logprobs(target.logits(hidden), following, 2)
+    assert [each.token_id for each in parts] == following
+    for ours, theirs in zip(parts, whole, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, [7]])
