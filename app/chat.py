@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.errors import InvalidParameterError
@@ -13,6 +13,7 @@ from app.generation import Choice
 from app.messages import Message, TemplateOptions
 from app.responses import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -21,18 +22,23 @@ from app.responses import (
     ContentLogprob,
     Delta,
     FinishReason,
+    FunctionDelta,
     ResponseMetrics,
+    ToolCall,
+    ToolCallDelta,
     TopLogprob,
     Usage,
 )
 from app.schemas import Prediction
 from app.tokens import TokenTexts, encoded
+from app.tools.parsing import CallDelta, Parsed, ToolParser
+from app.tools.schemas import Tool
 from speculative.request import RequestOutput, TokenLogprob
 
 logger = logging.getLogger("moaserve.app")
 
 
-def prompt_tokens(tokenizer: Any, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+def prompt_tokens(tokenizer: Any, messages: Sequence[Message], options: TemplateOptions, tools: Sequence[Tool] = ()) -> list[int]:
     """The conversation as the model's chat template writes it, ready for the assistant's turn unless the caller wants otherwise."""
     if not getattr(tokenizer, "chat_template", None):
         raise InvalidParameterError("This model has no chat template; use /v1/completions.", param="messages")
@@ -49,6 +55,7 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message], options: Template
             continue_final_message=continues,
             tokenize=True,
             return_dict=False,
+            **({"tools": [tool.for_template() for tool in tools]} if tools else {}),
             **variables,
         )
     except Exception as error:  # a template is a program of the model's, and raises what it likes about its input
@@ -84,13 +91,19 @@ def _arguments(text: str) -> Any:
 
 
 class ChatWriter:
-    """Words answers as chat completions and their chunks."""
+    """Words answers as chat completions and their chunks.
 
-    def __init__(self, response_id: str, created: int, model: str, tokens: TokenTexts | None) -> None:
+    ``tokens`` are given where log-probabilities are asked for, ``parser`` makes one for each choice where tools may be called.
+    """
+
+    def __init__(
+        self, response_id: str, created: int, model: str, tokens: TokenTexts | None, parser: Callable[[], ToolParser] | None = None
+    ) -> None:
         self._id = response_id
         self._created = created
         self._model = model
-        self._tokens = tokens  # given where log-probabilities are asked for
+        self._tokens, self._parser = tokens, parser
+        self._parsers: dict[int, ToolParser] = {}
 
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> ChatCompletion:
         """The answer to a request that does not stream."""
@@ -99,15 +112,7 @@ class ChatWriter:
             object="chat.completion",
             created=self._created,
             model=self._model,
-            choices=[
-                ChatChoice(
-                    index=index,
-                    message=AssistantMessage(role="assistant", content=choice.text, refusal=None),
-                    logprobs=self._logprobs(choice.logprobs),
-                    finish_reason=choice.finish_reason,
-                )
-                for index, choice in enumerate(choices)
-            ],
+            choices=[self._whole(index, choice) for index, choice in enumerate(choices)],
             usage=usage,
             metrics=metrics,
         )
@@ -116,20 +121,46 @@ class ChatWriter:
         """The chunk that names the role."""
         return self._chunk(ChunkChoice(index=index, delta=Delta(role="assistant", content=""), logprobs=None, finish_reason=None))
 
-    def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk:
+    def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk | None:
         """More of the message."""
-        delta = Delta(content=output.text_delta)
+        parsed = self._parsed(index, output.text_delta, final=output.finish_reason is not None)
+        if not (parsed.content or parsed.calls or output.logprobs):
+            return None
+        delta = Delta(content=parsed.content) if parsed.content or not parsed.calls else Delta()
+        if parsed.calls:
+            delta.tool_calls = [_call_delta(call) for call in parsed.calls]
         return self._chunk(
             ChunkChoice(index=index, delta=delta, logprobs=self._logprobs(output.logprobs or ()), finish_reason=None)
         )
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> ChatCompletionChunk:
         """The message's end."""
+        reason = self._reason(index, reason)
         return self._chunk(ChunkChoice(index=index, delta=Delta(), logprobs=None, finish_reason=reason), metrics=metrics)
 
     def summary(self, metrics: ResponseMetrics) -> ChatCompletionChunk:
         """No choice: what was said is of the whole response."""
         return self._chunk(metrics=metrics)
+
+    def _whole(self, index: int, choice: Choice) -> ChatChoice:
+        parsed = self._parsed(index, choice.text, final=True)
+        message = AssistantMessage(role="assistant", content=parsed.content, refusal=None)
+        if parsed.calls:
+            message.content = parsed.content or None
+            message.tool_calls = [_call(call) for call in parsed.calls]
+        reason = self._reason(index, choice.finish_reason)
+        return ChatChoice(index=index, message=message, logprobs=self._logprobs(choice.logprobs), finish_reason=reason)
+
+    def _parsed(self, index: int, text: str, *, final: bool) -> Parsed:
+        if self._parser is None:
+            return Parsed(text, ())
+        if index not in self._parsers:
+            self._parsers[index] = self._parser()
+        return self._parsers[index].feed(text, final=final)
+
+    def _reason(self, index: int, reason: FinishReason) -> FinishReason:
+        called = index in self._parsers and self._parsers[index].num_calls
+        return "tool_calls" if called and reason == "stop" else reason
 
     def _chunk(self, *choices: ChunkChoice, metrics: ResponseMetrics | None = None) -> ChatCompletionChunk:
         extra: dict[str, Any] = {} if metrics is None else {"metrics": metrics}
@@ -141,6 +172,18 @@ class ChatWriter:
         if self._tokens is None:
             return None
         return ChatLogprobs(content=[_content_logprob(self._tokens, each) for each in logprobs], refusal=None)
+
+
+def _call(call: CallDelta) -> ToolCall:
+    assert call.id is not None and call.name is not None  # all of an answer at once: the first delta is the whole call
+    return ToolCall(id=call.id, type="function", function=CalledFunction(name=call.name, arguments=call.arguments))
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    if call.name is None:
+        return ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
+    function = FunctionDelta(name=call.name, arguments=call.arguments)
+    return ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
 
 
 def _content_logprob(tokens: TokenTexts, one: TokenLogprob) -> ContentLogprob:

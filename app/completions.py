@@ -80,8 +80,10 @@ class CompletionWriter:
         logprobs = self._prompt_logprobs(index, first.prompt_logprobs or ())
         return self._completion(CompletionChoice(index=index, text=self._echoed[index].text, logprobs=logprobs, finish_reason=None))
 
-    def text(self, index: int, output: RequestOutput) -> Completion:
+    def text(self, index: int, output: RequestOutput) -> Completion | None:
         """More of the text."""
+        if not (output.text_delta or output.logprobs):
+            return None
         logprobs = self._logprobs(index, output.logprobs or ())
         return self._completion(CompletionChoice(index=index, text=output.text_delta, logprobs=logprobs, finish_reason=None))
 

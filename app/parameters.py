@@ -16,9 +16,6 @@ SAMPLING: Final[dict[str, tuple[Any, ...]]] = {
     "store": (False,),
 }
 CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

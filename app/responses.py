@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from speculative.request import RequestStats
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ErrorInfo(BaseModel):
@@ -171,12 +171,28 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
+class CalledFunction(BaseModel):
+    """The function that the model calls; its arguments are JSON where the model wrote them to the end."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call for the caller to make."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
-    """What the model said."""
+    """What the model said: null where it only called tools."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -200,11 +216,28 @@ class ChatCompletion(BaseModel):
     metrics: ResponseMetrics
 
 
+class FunctionDelta(BaseModel):
+    """More of a called function: its name once, and its arguments' text piece by piece."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """More of call number ``index``; the first one has its id and type."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(BaseModel):
     """What a chunk adds to the message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChunkChoice(BaseModel):

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from app import parameters
 from app.messages import Message, StrictModel, TemplateOptions, joined_parts
 from app.structured import StructuredRequest
+from app.tools.schemas import Tool, ToolOptions
 from speculative.request import MAX_LOGPROBS
 
 INT64 = 2**63
@@ -136,7 +137,7 @@ class SamplingRequest(StructuredRequest):
         return None
 
 
-class ChatCompletionRequest(SamplingRequest, TemplateOptions):
+class ChatCompletionRequest(SamplingRequest, TemplateOptions, ToolOptions):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
@@ -221,6 +222,7 @@ class TokenizeRequest(TemplateOptions):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = Field(None, max_length=128)
     add_special_tokens: bool | None = Field(None, description="Whether a prompt gets those that the tokenizer adds; default true.")
     return_token_strs: bool | None = Field(None, description="Tell each token's text too.")
 

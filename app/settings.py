@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 
 from app.keys import ApiKeys
+from app.tools.formats import ToolCallFormat
 from speculative.config import BUNDLED, Compile, DType, EngineConfig
 from speculative.errors import EngineLoadError
 
@@ -35,7 +36,8 @@ class Settings(BaseSettings):
     """What `moaserve` was told; the fields from ``model`` on are those of `EngineConfig`, and mean the same.
 
     ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
-    model's own). Lists are written with commas. Who may ask, how often and how much: see ``guard`` and ``keys``.
+    model's own), ``tool_call_format`` how the model calls tools (default: as its chat template says). Lists are written with
+    commas. Who may ask, how often and how much: see ``guard`` and ``keys``.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=())
@@ -46,6 +48,7 @@ class Settings(BaseSettings):
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     served_model_name: str | None = Field(None, min_length=1)
+    tool_call_format: ToolCallFormat = "auto"
 
     api_key: SecretStr | None = None
     api_key_file: Path | None = None

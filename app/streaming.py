@@ -28,8 +28,8 @@ class ChunkWriter(Protocol):
     def begin(self, index: int, first: RequestOutput) -> Chunk | None:
         """What comes before a choice's text, if the API has a chunk for that."""
 
-    def text(self, index: int, output: RequestOutput) -> Chunk:
-        """More text of a choice, or log-probabilities of tokens that are no whole text yet."""
+    def text(self, index: int, output: RequestOutput) -> Chunk | None:
+        """More text of a choice, or log-probabilities of tokens that are no whole text yet, if there is anything to tell."""
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> Chunk:
         """A choice's last chunk; the last choice's carries the metrics of the whole response."""
@@ -69,8 +69,8 @@ async def _events(
                     begun.add(index)
                     if (first := writer.begin(index, output)) is not None:
                         yield event(first)
-                if output.text_delta or output.logprobs:
-                    yield event(writer.text(index, output))
+                if (more := writer.text(index, output)) is not None:
+                    yield event(more)
                 if output.finish_reason is not None:
                     unfinished -= 1
                     metrics = None if unfinished else ResponseMetrics.of(stats)

@@ -25,6 +25,9 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="Name that clients use for the model. (default: the model's own)")
     ] = None,
+    tool_call_format: Annotated[
+        str | None, typer.Option(help="How the model calls tools: auto, hermes, llama3_json or none. (default: auto)")
+    ] = None,
     config: options.Config = None,
     log_level: options.LogLevel = None,
     log_format: Annotated[str | None, typer.Option(help="text, or json: one object a line. (default: text)")] = None,

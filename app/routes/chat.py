@@ -14,6 +14,7 @@ from app.generation import requests_for
 from app.responses import GUARDED, ChatCompletion
 from app.schemas import ChatCompletionRequest
 from app.tokens import TokenTexts
+from app.tools.calling import calling
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 
@@ -27,11 +28,12 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     """Answer a conversation."""
     model = check_model(serving, body.model)
     tokenizer = serving.engine.tokenizer
-    prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body.messages, body))
+    tools = calling(body, serving.settings.tool_call_format, tokenizer)
+    prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body.messages, body, body.offered_tools))
     prediction = await tokenize(serving, lambda: chat.predicted_tokens(tokenizer, body.prediction))
     await check_grammar(serving, body.constraint)
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     requests = requests_for(body, [prompt], serving, response_id, prediction=prediction)
     tokens = TokenTexts(tokenizer) if body.logprobs else None
-    writer = chat.ChatWriter(response_id, int(time.time()), model, tokens)
+    writer = chat.ChatWriter(response_id, int(time.time()), model, tokens, tools.parser if tools else None)
     return await answer(http, serving, body, requests, writer)

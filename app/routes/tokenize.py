@@ -25,7 +25,7 @@ async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
 
     def work() -> list[int]:
         if body.messages is not None:
-            return chat.prompt_tokens(tokenizer, body.messages, body)
+            return chat.prompt_tokens(tokenizer, body.messages, body, body.tools or ())
         return encoded(tokenizer, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
 
     ids = await tokenize(serving, work)

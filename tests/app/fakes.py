@@ -37,10 +37,17 @@ class FakeTokenizer:
         self.backend_tokenizer = Tokenizer(WordLevel({chr(token): token for token in range(256)}))
 
     def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, tokenize: bool, return_dict: bool, chat_template: str | None = None, **options: Any
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tokenize: bool,
+        return_dict: bool,
+        chat_template: str | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        **options: Any,
     ) -> list[int]:
         assert tokenize and not return_dict and chat_template is None
-        self.options.append(options)
+        self.options.append(options if tools is None else options | {"tools": tools})
         self.conversations.append(messages)
         if any(message["content"] == "break the template" for message in messages):
             raise ValueError("roles must alternate")

@@ -118,8 +118,7 @@ async def test_a_wrong_chat_parameter_is_a_400_that_names_it(
 
 WANTED = {
     "audio": {"voice": "alloy"},
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
+    "functions": [{"name": "f"}],
     "modalities": ["audio"],
     "store": 0,  # neutral would be false: 0 is of the wrong type
     "reasoning_effort": "high",

@@ -1,0 +1,65 @@
+"""What a request's tools allow the model to write, as an xgrammar structural tag.
+
+https://xgrammar.mlc.ai/docs/structural_tag/structural_tag_api describes the language.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from app.tools.formats import Format
+from app.tools.schemas import Tool, ToolChoice
+
+Node = dict[str, Any]
+
+AUTO = ToolChoice(type="auto")
+
+
+def structural_tag(tools: Sequence[Tool], choice: ToolChoice, parallel: bool, format: Format) -> str | None:
+    """The source of the grammar that the answer must follow; None where it may be anything.
+
+    Forced calls are nothing but calls, whose arguments follow their tool's schema: exactly one where the choice names a tool or
+    calls are not to be ``parallel``, else any number. Where the model may choose, it also writes what it likes around calls; their
+    arguments follow the schema of strict tools, and else are any object.
+    """
+    if choice.function is not None:
+        (tool,) = (tool for tool in tools if tool.function.name == choice.function.name)
+        return _source(_call(tool, format))
+    if choice.forced:
+        return _source(_calls([_call(tool, format) for tool in tools], parallel, format))
+    if parallel and not any(tool.function.strict for tool in tools):
+        return None
+    calls = [_call(tool, format, follow=bool(tool.function.strict)) for tool in tools]
+    return _source(
+        {
+            "type": "triggered_tags",
+            "triggers": [format.begin.partition("{name}")[0].format()],
+            "tags": calls,
+            "stop_after_first": not parallel,
+        }
+    )
+
+
+def _source(format: Node) -> str:
+    return json.dumps({"type": "structural_tag", "format": format})
+
+
+def _call(tool: Tool, format: Format, *, follow: bool = True) -> Node:
+    """One call of ``tool``; its arguments ``follow`` its schema, or are any object."""
+    schema = tool.function.schema_of_arguments if follow else {"type": "object"}
+    # One white space: small models, forced to go on, would write nothing else.
+    arguments = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
+    return {"type": "tag", "begin": format.begin.format(name=tool.function.name), "content": arguments, "end": format.end}
+
+
+def _calls(calls: Sequence[Node], parallel: bool, format: Format) -> Node:
+    """A call or, if ``parallel``, more of them."""
+    one = {"type": "or", "elements": list(calls)}
+    if not parallel:
+        return one
+    separator = {"type": "const_string", "value": format.separator}
+    between = {"type": "optional", "content": separator} if format.closer else separator
+    more = {"type": "star", "content": {"type": "sequence", "elements": [between, one]}}
+    return {"type": "sequence", "elements": [one, more]}

@@ -1,0 +1,127 @@
+"""What the model can write where tools constrain it, told by xgrammar itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
+
+from app.tools.formats import HERMES, LLAMA3_JSON, Format
+from app.tools.grammar import structural_tag
+from app.tools.schemas import Tool, ToolChoice
+from models.loader import BUNDLED, load_tokenizer
+
+FIND = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "stars": {"type": "integer"}, "kind": {"enum": ["hotel", "inn"]}},
+    "required": ["city"],
+}
+END = 2  # the bundled tokenizer's <|im_end|>
+Matches = Callable[[str], bool]
+
+
+def tools(**strict: bool) -> list[Tool]:
+    return [
+        Tool.model_validate({"type": "function", "function": {"name": name, "strict": strict.get(name)} | extra})
+        for name, extra in {"find": {"parameters": FIND}, "clock": {}, "note": {"parameters": {}}}.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    return GrammarCompiler(TokenizerInfo.from_huggingface(tokenizer, vocab_size=8192, stop_token_ids=[END]))
+
+
+@pytest.fixture
+def matches(compiler: GrammarCompiler) -> Callable[[str | None], Matches]:
+    def of(source: str | None) -> Matches:
+        assert source is not None
+        grammar = compiler.compile_structural_tag(source)
+
+        def accepts(text: str) -> bool:
+            """Whether the text may be written, and may end there."""
+            matcher = GrammarMatcher(grammar)
+            return matcher.accept_string(text) and matcher.accept_token(END)
+
+        return accepts
+
+    return of
+
+
+def choice(given: str) -> ToolChoice:
+    if given in ("auto", "required"):
+        return ToolChoice.model_validate({"type": given})
+    return ToolChoice.model_validate({"type": "function", "function": {"name": given}})
+
+
+def written(format: Format, name: str, arguments: str) -> str:
+    return format.begin.format(name=name) + arguments + format.end
+
+
+RIGHT: list[tuple[str, str]] = [
+    ("find", '{"city": "Rome"}'),
+    ("find", '{"city": "Ro\\"me }", "stars": 3}'),
+    ("find", '{"city":"Rome","kind":"inn"}'),
+    ("find", '{"city": "</tool_call>"}'),
+    ("clock", "{}"),
+    ("note", '{"anything": [1, {"a": null}]}'),
+]
+WRONG: list[tuple[str, str]] = [
+    ("find", "{}"),
+    ("find", '{"stars": 3}'),
+    ("find", '{"city": 5}'),
+    ("find", '{"city": "Rome", "kind": "tent"}'),
+    ("find", '{"city": "Rome"'),
+    ("clock", '{"zone": 1}'),
+    ("note", "[]"),
+    ("unknown", "{}"),
+]
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
+def test_a_forced_answer_is_calls_that_follow_their_schemas(matches: Any, format: Format) -> None:
+    accepts = matches(structural_tag(tools(), choice("required"), True, format))
+    for name, arguments in RIGHT:
+        assert accepts(written(format, name, arguments)), arguments
+    for name, arguments in WRONG:
+        assert not accepts(written(format, name, arguments)), arguments
+    one, other = written(format, "clock", "{}"), written(format, "find", '{"city": "Rome"}')
+    assert accepts(one + format.separator + other + format.separator + one)
+    assert accepts(one + other) is (format is HERMES)  # the bundled model's template writes nothing between calls
+    for text in ("", "Hello", "Hello " + one, one + " Hello", one + format.separator, "{}"):
+        assert not accepts(text), text
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_named_tool_is_called_once(matches: Any, format: Format, parallel: bool) -> None:
+    accepts = matches(structural_tag(tools(), choice("find"), parallel, format))
+    call = written(format, "find", '{"city": "Rome"}')
+    assert accepts(call)
+    for text in ("", written(format, "clock", "{}"), call + format.separator + call, written(format, "find", "{}")):
+        assert not accepts(text), text
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
+def test_calls_that_are_not_parallel_are_one(matches: Any, format: Format) -> None:
+    call = written(format, "clock", "{}")
+    forced = matches(structural_tag(tools(), choice("required"), False, format))
+    assert forced(call)
+    assert not forced(call + format.separator + call)
+    free = matches(structural_tag(tools(), choice("auto"), False, format))
+    for text in ("", "Hello.", call, "Hello.\n" + call, written(format, "find", '{"whatever": 1}')):
+        assert free(text), text
+    for text in (call + format.separator + call, call + "Hello", written(format, "unknown", "{}")):
+        assert not free(text), text
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
+def test_strict_tools_follow_their_schema_where_the_model_chooses(matches: Any, format: Format) -> None:
+    assert structural_tag(tools(), choice("auto"), True, format) is None
+    accepts = matches(structural_tag(tools(find=True), choice("auto"), True, format))
+    right, wrong = written(format, "find", '{"city": "Rome"}'), written(format, "find", "{}")
+    for text in ("Hello.", right, "So: " + right + "\n" + right + " Done.", written(format, "clock", '{"zone": 1}')):
+        assert accepts(text), text
+    for text in (wrong, right + wrong):
+        assert not accepts(text), text
