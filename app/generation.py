@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import anyio
@@ -18,7 +18,7 @@ from app.responses import FinishReason
 from app.sampling import sampling_params
 from app.schemas import SamplingRequest
 from speculative.errors import EngineNotReadyError, EngineStepError
-from speculative.request import Request, RequestOutput, RequestStats, TokenLogprob
+from speculative.request import Grammar, Request, RequestOutput, RequestStats, TokenLogprob
 
 T = TypeVar("T")
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -47,11 +47,12 @@ def requests_for(
     response_id: str,
     default_limit: int | None = None,
     prediction: Sequence[int] = (),
+    grammar: Grammar | None = None,
 ) -> list[Request]:
     """A validated engine request for each prompt and each of its candidates, in the order of OpenAI's choice indices.
 
     ``default_limit`` is the number of tokens to generate where the caller sets none; it gives way to the context's end.
-    ``prediction`` is what the caller expects to come.
+    ``prediction`` is what the caller expects to come, ``grammar`` what must come where that is not the body's own constraint.
     """
     info = serving.model_info()
     requests: list[Request] = []
@@ -61,6 +62,8 @@ def requests_for(
             limit = max(1, min(default_limit, info.max_model_len - len(prompt)))
         for choice in range(body.candidates):
             params = sampling_params(body, info.default_sampling, limit, choice)
+            if grammar is not None:
+                params = replace(params, grammar=grammar)
             requests.append(Request(f"{response_id}-{len(requests)}", tuple(prompt), params, body.priority or 0, tuple(prediction)))
         serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed
     serving.admission.check([len(request.prompt_token_ids) for request in requests])

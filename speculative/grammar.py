@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 import xgrammar
@@ -49,7 +51,7 @@ class Grammars:
                 case "ebnf":
                     return self._compiler.compile_grammar(grammar.source)
                 case "structural_tag":
-                    return self._compiler.compile_structural_tag(grammar.source)
+                    return self._compiler.compile_structural_tag(_structural_tag(grammar.source))
         except _ERRORS as error:
             raise InvalidRequestError(reason(error), param="grammar") from None
 
@@ -65,6 +67,23 @@ class Grammars:
     def follow(self, grammar: Grammar) -> GrammarMatcher:
         """The beginning of a text that follows ``grammar``; raises as ``compile``."""
         return GrammarMatcher(self.compile(grammar), self._vocab_size, self._text)
+
+
+@lru_cache(maxsize=256)  # checked in one thread, followed in another: the engine's does not wait for it
+def _structural_tag(source: str) -> str:
+    """A structural tag whose JSON has one way to write a value too; xgrammar's own lets white space vary."""
+    return json.dumps(_one_way(json.loads(source)))
+
+
+def _one_way(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_one_way(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("type") != "json_schema" or "json_schema" not in node:
+        return {key: _one_way(value) for key, value in node.items()}
+    written = xgrammar.Grammar.from_json_schema(json.dumps(node["json_schema"]), any_whitespace=False)
+    return {"type": "grammar", "grammar": str(written)}
 
 
 class GrammarMatcher:

@@ -28,12 +28,16 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     """Answer a conversation."""
     model = check_model(serving, body.model)
     tokenizer = serving.engine.tokenizer
-    tools = calling(body, serving.settings.tool_call_format, tokenizer)
+    tools = calling(body, body.constraint, serving.settings.tool_call_format, tokenizer)
     prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body.messages, body, body.offered_tools))
     prediction = await tokenize(serving, lambda: chat.predicted_tokens(tokenizer, body.prediction))
     await check_grammar(serving, body.constraint)
+    grammar = None
+    for constraint in tools.constraints() if tools else ():
+        await check_grammar(serving, constraint)
+        grammar = constraint.grammar
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    requests = requests_for(body, [prompt], serving, response_id, prediction=prediction)
+    requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar)
     tokens = TokenTexts(tokenizer) if body.logprobs else None
     writer = chat.ChatWriter(response_id, int(time.time()), model, tokens, tools.parser if tools else None)
     return await answer(http, serving, body, requests, writer)

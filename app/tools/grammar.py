@@ -11,28 +11,32 @@ from typing import Any
 
 from app.tools.formats import Format
 from app.tools.schemas import Tool, ToolChoice
+from speculative.request import Grammar
 
 Node = dict[str, Any]
 
-AUTO = ToolChoice(type="auto")
 
-
-def structural_tag(tools: Sequence[Tool], choice: ToolChoice, parallel: bool, format: Format) -> str | None:
-    """The source of the grammar that the answer must follow; None where it may be anything.
+def tool_grammar(
+    tools: Sequence[Tool], choice: ToolChoice, parallel: bool, format: Format, form: Grammar | None = None
+) -> Grammar | None:
+    """The grammar that the answer must follow; None where it may be anything. Without a call the answer has the caller's ``form``.
 
     Forced calls are nothing but calls, whose arguments follow their tool's schema: exactly one where the choice names a tool or
     calls are not to be ``parallel``, else any number. Where the model may choose, it also writes what it likes around calls; their
     arguments follow the schema of strict tools, and else are any object.
     """
+    assert not (form and choice.forced)
     if choice.function is not None:
         (tool,) = (tool for tool in tools if tool.function.name == choice.function.name)
-        return _source(_call(tool, format))
+        return _structural_tag(_call(tool, format))
     if choice.forced:
-        return _source(_calls([_call(tool, format) for tool in tools], parallel, format))
-    if parallel and not any(tool.function.strict for tool in tools):
+        return _structural_tag(_calls([_call(tool, format) for tool in tools], parallel, format))
+    if parallel and form is None and not any(tool.function.strict for tool in tools):
         return None
     calls = [_call(tool, format, follow=bool(tool.function.strict)) for tool in tools]
-    return _source(
+    if form is not None:
+        return _structural_tag({"type": "or", "elements": [_calls(calls, parallel, format), _form(form)]})
+    return _structural_tag(
         {
             "type": "triggered_tags",
             "triggers": [format.begin.partition("{name}")[0].format()],
@@ -42,15 +46,29 @@ def structural_tag(tools: Sequence[Tool], choice: ToolChoice, parallel: bool, fo
     )
 
 
-def _source(format: Node) -> str:
-    return json.dumps({"type": "structural_tag", "format": format})
+def _structural_tag(format: Node) -> Grammar:
+    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": format}))
+
+
+def _json(schema: Any) -> Node:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _form(grammar: Grammar) -> Node:
+    match grammar.kind:
+        case "json_schema":
+            return _json(json.loads(grammar.source))
+        case "regex":
+            return {"type": "regex", "pattern": grammar.source}
+        case "ebnf":
+            return {"type": "grammar", "grammar": grammar.source}
+        case "structural_tag":
+            return dict(json.loads(grammar.source)["format"])
 
 
 def _call(tool: Tool, format: Format, *, follow: bool = True) -> Node:
     """One call of ``tool``; its arguments ``follow`` its schema, or are any object."""
-    schema = tool.function.schema_of_arguments if follow else {"type": "object"}
-    # One white space: small models, forced to go on, would write nothing else.
-    arguments = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
+    arguments = _json(tool.function.schema_of_arguments if follow else {"type": "object"})
     return {"type": "tag", "begin": format.begin.format(name=tool.function.name), "content": arguments, "end": format.end}
 
 

@@ -45,8 +45,8 @@ class ToolParser:
         self._reader: CallReader | None = None
         self._read = 0  # characters of the text that the reader has
         self._told = False  # whether the reader's call has been given out
-        self._unclosed = False
-        self._beside_call = False
+        self._unclosed = False  # whether a call's closer is still to come
+        self._beside_call = False  # whether there has been nothing since a call
         self._said = False  # whether there has been content
         self._bare = format.bare  # whether an object may begin here without an opener
         self._content: list[str] = []
@@ -64,16 +64,8 @@ class ToolParser:
 
     def _in_content(self, final: bool) -> bool:
         """Give out content up to the next call; True when there is more to do."""
-        if self._bare:
-            rest = self._text.lstrip()
-            if rest.startswith("{"):
-                self._begin(self._text[: -len(rest)], rest)
-                return True
-            if self.num_calls and rest.startswith(";"):
-                self._text = rest[1:]
-                return True
-            if rest:
-                self._bare = False
+        if self._bare and self._beside_calls():
+            return True
         marks = [self._format.opener]
         if self._unclosed and self._format.closer:
             marks.append(self._format.closer)
@@ -95,6 +87,18 @@ class ToolParser:
         else:
             self._text, self._unclosed, self._beside_call = rest, False, True
         return True
+
+    def _beside_calls(self) -> bool:
+        """Begin a call that needs no opener, or pass over what separates it from the one before; False where there is neither."""
+        rest = self._text.lstrip()
+        if rest.startswith("{"):
+            self._begin(self._text[: -len(rest)], rest)
+            return True
+        if self.num_calls and rest.startswith(";"):
+            self._text = rest[1:]
+            return True
+        self._bare = not rest
+        return False
 
     def _begin(self, lead: str, text: str) -> None:
         self._lead, self._text = lead, text

@@ -1,15 +1,18 @@
-"""What the model can write where tools constrain it, told by xgrammar itself."""
+"""What the model can write where tools constrain it, told by the grammars that the engine follows."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
+from xgrammar import GrammarMatcher
 
 from app.tools.formats import HERMES, LLAMA3_JSON, Format
-from app.tools.grammar import structural_tag
+from app.tools.grammar import tool_grammar
 from app.tools.schemas import Tool, ToolChoice
 from models.loader import BUNDLED, load_tokenizer
+from speculative.grammar import Grammars
+from speculative.request import Grammar
 
 FIND = {
     "type": "object",
@@ -28,16 +31,12 @@ def tools(**strict: bool) -> list[Tool]:
 
 
 @pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    tokenizer = load_tokenizer(BUNDLED["target"])
-    return GrammarCompiler(TokenizerInfo.from_huggingface(tokenizer, vocab_size=8192, stop_token_ids=[END]))
+def matches() -> Callable[[Grammar | None], Matches]:
+    grammars = Grammars(load_tokenizer(BUNDLED["target"]), 8192, [END])
 
-
-@pytest.fixture
-def matches(compiler: GrammarCompiler) -> Callable[[str | None], Matches]:
-    def of(source: str | None) -> Matches:
-        assert source is not None
-        grammar = compiler.compile_structural_tag(source)
+    def of(wanted: Grammar | None) -> Matches:
+        assert wanted is not None and wanted.kind == "structural_tag"
+        grammar = grammars.compile(wanted)
 
         def accepts(text: str) -> bool:
             """Whether the text may be written, and may end there."""
@@ -62,7 +61,7 @@ def written(format: Format, name: str, arguments: str) -> str:
 RIGHT: list[tuple[str, str]] = [
     ("find", '{"city": "Rome"}'),
     ("find", '{"city": "Ro\\"me }", "stars": 3}'),
-    ("find", '{"city":"Rome","kind":"inn"}'),
+    ("find", '{"city": "Rome", "kind": "inn"}'),
     ("find", '{"city": "</tool_call>"}'),
     ("clock", "{}"),
     ("note", '{"anything": [1, {"a": null}]}'),
@@ -73,6 +72,7 @@ WRONG: list[tuple[str, str]] = [
     ("find", '{"city": 5}'),
     ("find", '{"city": "Rome", "kind": "tent"}'),
     ("find", '{"city": "Rome"'),
+    ("find", '{"city":  "Rome"}'),  # there is one way to write it
     ("clock", '{"zone": 1}'),
     ("note", "[]"),
     ("unknown", "{}"),
@@ -81,7 +81,7 @@ WRONG: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
 def test_a_forced_answer_is_calls_that_follow_their_schemas(matches: Any, format: Format) -> None:
-    accepts = matches(structural_tag(tools(), choice("required"), True, format))
+    accepts = matches(tool_grammar(tools(), choice("required"), True, format))
     for name, arguments in RIGHT:
         assert accepts(written(format, name, arguments)), arguments
     for name, arguments in WRONG:
@@ -96,7 +96,7 @@ def test_a_forced_answer_is_calls_that_follow_their_schemas(matches: Any, format
 @pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_named_tool_is_called_once(matches: Any, format: Format, parallel: bool) -> None:
-    accepts = matches(structural_tag(tools(), choice("find"), parallel, format))
+    accepts = matches(tool_grammar(tools(), choice("find"), parallel, format))
     call = written(format, "find", '{"city": "Rome"}')
     assert accepts(call)
     for text in ("", written(format, "clock", "{}"), call + format.separator + call, written(format, "find", "{}")):
@@ -106,10 +106,10 @@ def test_a_named_tool_is_called_once(matches: Any, format: Format, parallel: boo
 @pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
 def test_calls_that_are_not_parallel_are_one(matches: Any, format: Format) -> None:
     call = written(format, "clock", "{}")
-    forced = matches(structural_tag(tools(), choice("required"), False, format))
+    forced = matches(tool_grammar(tools(), choice("required"), False, format))
     assert forced(call)
     assert not forced(call + format.separator + call)
-    free = matches(structural_tag(tools(), choice("auto"), False, format))
+    free = matches(tool_grammar(tools(), choice("auto"), False, format))
     for text in ("", "Hello.", call, "Hello.\n" + call, written(format, "find", '{"whatever": 1}')):
         assert free(text), text
     for text in (call + format.separator + call, call + "Hello", written(format, "unknown", "{}")):
@@ -118,10 +118,33 @@ def test_calls_that_are_not_parallel_are_one(matches: Any, format: Format) -> No
 
 @pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
 def test_strict_tools_follow_their_schema_where_the_model_chooses(matches: Any, format: Format) -> None:
-    assert structural_tag(tools(), choice("auto"), True, format) is None
-    accepts = matches(structural_tag(tools(find=True), choice("auto"), True, format))
+    assert tool_grammar(tools(), choice("auto"), True, format) is None
+    accepts = matches(tool_grammar(tools(find=True), choice("auto"), True, format))
     right, wrong = written(format, "find", '{"city": "Rome"}'), written(format, "find", "{}")
     for text in ("Hello.", right, "So: " + right + "\n" + right + " Done.", written(format, "clock", '{"zone": 1}')):
         assert accepts(text), text
     for text in (wrong, right + wrong):
+        assert not accepts(text), text
+
+
+FORMS = [
+    (
+        Grammar("json_schema", json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})),
+        '{"a": 1}',
+    ),
+    (Grammar("regex", "yes|no"), "yes"),
+    (Grammar("ebnf", 'root ::= "a" | "b" root'), "bba"),
+]
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
+@pytest.mark.parametrize(("form", "answer"), FORMS)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_an_answer_has_its_form_or_calls(matches: Any, format: Format, form: Grammar, answer: str, parallel: bool) -> None:
+    accepts = matches(tool_grammar(tools(find=True), choice("auto"), parallel, format, form))
+    call = written(format, "find", '{"city": "Rome"}')
+    assert accepts(answer)
+    assert accepts(call)
+    assert accepts(call + format.separator + call) is parallel
+    for text in ("", "Hello", answer + call, call + answer, written(format, "find", "{}"), "{}"):
         assert not accepts(text), text

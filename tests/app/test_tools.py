@@ -1,4 +1,4 @@
-"""Tools over HTTP: what is refused, what the template gets, and what comes back, whole and streamed."""
+"""Answers with tool calls, whole and streamed."""
 
 import json
 from typing import Any
@@ -7,15 +7,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from app import chat
 from app.main import create_app
-from app.messages import Message, TemplateOptions
 from app.settings import Settings
-from app.tools.formats import HERMES, LLAMA3_JSON, tool_format
-from app.tools.schemas import Tool
-from models.loader import BUNDLED, load_tokenizer
-from tests.app.fakes import FakeEngine, FakeTokenizer, chat_body, events
-from tests.app.test_errors import assert_error
+from tests.app.fakes import FakeEngine, chat_body, events
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -42,10 +36,6 @@ def engine() -> FakeEngine:
 
 def tool_body(**extra: Any) -> dict[str, Any]:
     return chat_body(tools=[WEATHER, CLOCK], **extra)
-
-
-def named(name: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
 
 
 async def test_calls_come_back_as_openai_words_them(client: httpx.AsyncClient) -> None:
@@ -144,118 +134,6 @@ async def test_where_no_tool_may_be_called_text_is_text(
     (choice,) = (await client.post(CHAT, json=chat_body(**options))).json()["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("".join(CALLS), "stop")
     assert "tools" not in engine.tokenizer.options[0]
-
-
-async def test_the_template_gets_the_tools(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
-    assert (await client.post(CHAT, json=chat_body(tools=[strict, CLOCK]))).status_code == 200
-    empty = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
-    assert engine.tokenizer.options[0]["tools"] == [WEATHER, empty]
-    assert (await client.post("/tokenize", json=chat_body(tools=[CLOCK]))).status_code == 200
-    assert engine.tokenizer.options[1]["tools"] == [empty]
-
-
-def test_the_bundled_models_template_writes_tools_calls_and_results() -> None:
-    tokenizer = load_tokenizer(BUNDLED["target"])
-    messages = [
-        Message(role="user", content="How is the weather in Rome?"),
-        Message.model_validate(
-            {
-                "role": "assistant",
-                "tool_calls": [{"id": "a", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}],
-            }
-        ),
-        Message(role="tool", content="sunny", tool_call_id="a"),
-    ]
-    ids = chat.prompt_tokens(tokenizer, messages, TemplateOptions(), [Tool.model_validate(tool) for tool in (WEATHER, CLOCK)])
-    assert tokenizer is not None and tokenizer.decode(ids) == (
-        "<|im_start|>system\nTools:\nget_weather(city*) Weather of a city\nclock()<|im_end|>\n"
-        "<|im_start|>user\nHow is the weather in Rome?<|im_end|>\n"
-        '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("extra", "param", "code"),
-    [
-        ({"tools": {}}, "tools", "invalid_type"),
-        ({"tools": [CLOCK] * 129}, "tools", "invalid_value"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "invalid_value"),
-        ({"tools": [{"function": {"name": "x"}}]}, "tools[0].type", "missing_required_parameter"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
-        ({"tools": [CLOCK, {"type": "function", "function": {}}]}, "tools[1].function.name", "missing_required_parameter"),
-        ({"tools": [named("")]}, "tools[0].function.name", "invalid_value"),
-        ({"tools": [named("a b")]}, "tools[0].function.name", "invalid_value"),
-        ({"tools": [named("a\n")]}, "tools[0].function.name", "invalid_value"),
-        ({"tools": [named("x" * 65)]}, "tools[0].function.name", "invalid_value"),
-        ({"tools": [named(5)]}, "tools[0].function.name", "invalid_type"),
-        ({"tools": [CLOCK, WEATHER, CLOCK]}, "tools[2].function.name", "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "x", "parameters": "{}"}}]}, "tools[0].function.parameters", None),
-        (
-            {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "array"}}}]},
-            "tools[0].function.parameters.type",
-            "invalid_value",
-        ),
-        ({"tools": [{"type": "function", "function": {"name": "x", "strict": 1}}]}, "tools[0].function.strict", "invalid_type"),
-        ({"tools": [CLOCK], "tool_choice": "always"}, "tool_choice", "invalid_value"),
-        ({"tools": [CLOCK], "tool_choice": 5}, "tool_choice", "invalid_type"),
-        ({"tools": [CLOCK], "tool_choice": {"type": "auto"}}, "tool_choice.type", "invalid_value"),
-        ({"tools": [CLOCK], "tool_choice": {"type": "function"}}, "tool_choice.function", "missing_required_parameter"),
-        ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name", None),
-        ({"tools": [CLOCK], "tool_choice": {"function": {"name": "clock"}}}, "tool_choice.type", "missing_required_parameter"),
-        ({"tools": [CLOCK], "tool_choice": named("clocks")}, "tool_choice.function.name", "invalid_value"),
-        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
-        ({"tool_choice": named("clock")}, "tool_choice", "invalid_value"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice", "invalid_value"),
-        ({"tools": [CLOCK], "parallel_tool_calls": "no"}, "parallel_tool_calls", "invalid_type"),
-        ({"functions": [{"name": "clock"}]}, "functions", "unsupported_parameter"),
-        ({"tools": [CLOCK], "function_call": {"name": "clock"}}, "function_call", "unsupported_parameter"),
-        ({"tools": [CLOCK], "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "invalid_value"),
-    ],
-)
-async def test_what_is_wrong_is_named(
-    client: httpx.AsyncClient, engine: FakeEngine, extra: dict[str, Any], param: str, code: str | None
-) -> None:
-    response = await client.post(CHAT, json=chat_body(**extra))
-    assert_error(response, 400, param, code or response.json()["error"]["code"])
-    assert engine.requests == []
-
-
-@pytest.mark.parametrize(
-    "neutral", [{"tool_choice": "none"}, {"tool_choice": "auto"}, {"tools": []}, {"parallel_tool_calls": False}]
-)
-async def test_without_tools_there_is_nothing_to_choose(client: httpx.AsyncClient, neutral: dict[str, Any]) -> None:
-    assert (await client.post(CHAT, json=chat_body(**neutral))).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("template", "format"),
-    [
-        ("{{ '<tool_call>' }}{{ arguments }}", HERMES),
-        ({"default": "plain", "tool_use": "<tool_call>"}, HERMES),
-        ("<tool_call> <function=", None),  # Qwen3-Coder's XML
-        ("<|python_tag|>", LLAMA3_JSON),
-        ('ipython {"name": function name, "parameters": …}', LLAMA3_JSON),
-        ("plain", None),
-        (None, None),
-    ],
-)
-def test_the_template_tells_the_format(template: Any, format: Any) -> None:
-    tokenizer = FakeTokenizer()
-    tokenizer.chat_template = template
-    assert tool_format("auto", tokenizer) is format
-    assert (tool_format("hermes", tokenizer), tool_format("none", tokenizer)) == (HERMES, None)
-
-
-@pytest.mark.parametrize(("setting", "template"), [("auto", "plain"), ("none", "<tool_call>")])
-async def test_tools_of_a_model_that_has_no_format_are_refused(engine: FakeEngine, setting: Any, template: str) -> None:
-    engine.tokenizer.chat_template = template
-    transport = httpx.ASGITransport(create_app(Settings(tool_call_format=setting), engine))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        error = assert_error(await client.post(CHAT, json=tool_body()), 400, "tools", "invalid_value")
-        assert "--tool-call-format" in error["message"]
-        assert (await client.post(CHAT, json=tool_body(tool_choice="none"))).status_code == 200
 
 
 async def test_llamas_calls(engine: FakeEngine) -> None:

@@ -119,6 +119,16 @@ def test_what_has_no_choice_is_drafted(make_speller) -> None:
     assert drafted["a"][-1].stats.num_target_calls < 0.7 * plain["a"][-1].stats.num_target_calls
 
 
+def test_json_inside_of_tags_is_written_in_one_way_too(make_speller) -> None:
+    call = {"type": "tag", "begin": "call ", "content": {"type": "json_schema", "json_schema": BOOKING}, "end": " now"}
+    grammar = Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": call}))
+    asked = request("a", grammar=grammar, temperature=1.2)
+    plain, drafted = run(make_speller("none"), [asked]), run(make_speller("ngram"), [asked])
+    text = texts(plain)["a"]
+    assert text == texts(drafted)["a"] == f"call {json.dumps(json.loads(text[5:-4]))} now"
+    assert drafted["a"][-1].stats.num_target_calls < 0.7 * plain["a"][-1].stats.num_target_calls
+
+
 def test_drafts_that_break_the_grammar_are_not_verified(make_speller) -> None:
     asked = request("a", grammar=Grammar("regex", "[0-9]{60}"), temperature=0.0)
     engine = make_speller("moa")
