@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from app import streaming
 from app.deps import Serving
 from app.errors import InvalidParameterError, NotFoundError
-from app.generation import Choice, best, collect, run, unless_disconnected, within
+from app.generation import Choice, best, collect, places_for, run, unless_disconnected, within
 from app.responses import ResponseMetrics, Usage
 from app.schemas import SamplingRequest
 from app.structured import Constraint
@@ -59,12 +59,16 @@ async def answer(
     http: HttpRequest, serving: Serving, body: SamplingRequest, requests: Sequence[Request], writer: Writer
 ) -> Response:
     """Generate, and answer as the caller asked: a stream or one document."""
-    outputs = run(serving, requests)
+    places = places_for(serving, requests)
+    outputs = run(serving, requests, places)
     if (limit := serving.settings.request_timeout) is not None:
         outputs = within(limit, outputs)
     if body.stream:
-        return streaming.stream(outputs, writer, requests, body)
-    choices = await unless_disconnected(http, collect(outputs, len(requests)))
+        return streaming.stream(outputs, writer, requests, body, places.release)
+    try:
+        choices = await unless_disconnected(http, collect(outputs, len(requests)))
+    finally:
+        places.release()
     stats = [choice.stats for choice in choices]
     chosen = best(choices, body.n or 1, body.candidates)
     document = writer.whole(chosen, Usage.of(stats, body.candidates), ResponseMetrics.of(stats))

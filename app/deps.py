@@ -30,6 +30,10 @@ class ServingEngine(Protocol):
         """True while the engine's thread runs."""
 
     @property
+    def busy_seconds(self) -> float:
+        """How long that thread has been at its present step; 0 while it loads, or has nothing to do."""
+
+    @property
     def info(self) -> ModelInfo:
         """The loaded model; raises EngineNotReadyError before."""
 

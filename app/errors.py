@@ -23,9 +23,17 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.responses import ErrorBody, ErrorInfo
-from speculative.errors import ContextLengthError, EngineLoadError, EngineNotReadyError, InvalidRequestError
+from speculative.errors import (
+    ContextLengthError,
+    EngineError,
+    EngineLoadError,
+    EngineNotReadyError,
+    EngineStepError,
+    InvalidRequestError,
+)
 
 logger = logging.getLogger("moaserve.app")
 
@@ -156,6 +164,8 @@ def to_api_error(error: Exception) -> ApiError:
         return UnavailableError(str(error) or "The model is still loading.")
     if isinstance(error, EngineLoadError):
         return UnavailableError("The model could not be loaded.")
+    if isinstance(error, EngineStepError):
+        return InternalError()  # the engine's thread, where it happened, has logged it
     if isinstance(error, RequestValidationError):
         return _from_validation(error.errors()[0])
     if isinstance(error, HTTPException):
@@ -170,12 +180,34 @@ def add_error_handlers(app: FastAPI) -> None:
     async def answer(_request: Request, error: Exception) -> Response:
         return to_api_error(error).response()
 
-    async def answer_unexpected(_request: Request, _error: Exception) -> Response:
-        return InternalError().response()  # Starlette raises the error on, and uvicorn logs it
-
-    for kind in (ApiError, RequestValidationError, HTTPException, InvalidRequestError, EngineNotReadyError, EngineLoadError):
+    for kind in (ApiError, RequestValidationError, HTTPException, EngineError):
         app.add_exception_handler(kind, answer)
-    app.add_exception_handler(Exception, answer_unexpected)
+
+
+class Unexpected:
+    """ASGI middleware: what nobody foresaw is logged, and answered if that is still possible.
+
+    Starlette's own handler of such errors is outside all middleware: its answers would lack the request's id and CORS headers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if scope["type"] != "http" or begun:
+                raise
+            await to_api_error(error).response()(scope, receive, send)
 
 
 def _from_http(error: HTTPException) -> ApiError:

@@ -14,6 +14,7 @@ from fastapi import Request as HttpRequest
 
 from app.deps import Serving
 from app.errors import ClientGoneError, RequestTimeoutError
+from app.guard import Places
 from app.responses import FinishReason
 from app.sampling import sampling_params
 from app.schemas import SamplingRequest
@@ -66,7 +67,6 @@ def requests_for(
                 params = replace(params, grammar=grammar)
             requests.append(Request(f"{response_id}-{len(requests)}", tuple(prompt), params, body.priority or 0, tuple(prediction)))
         serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed
-    serving.admission.check([len(request.prompt_token_ids) for request in requests])
     return requests
 
 
@@ -84,10 +84,15 @@ async def within(seconds: float, outputs: Outputs) -> Outputs:
             yield output
 
 
-async def run(serving: Serving, requests: Sequence[Request]) -> Outputs:
+def places_for(serving: Serving, requests: Sequence[Request]) -> Places:
+    """Places in the queue, to be released by the caller: outputs that nobody begins to read give nothing back."""
+    return serving.admission.take([len(request.prompt_token_ids) for request in requests])
+
+
+async def run(serving: Serving, requests: Sequence[Request], places: Places) -> Outputs:
     """All requests' outputs as they come, each with its request's index; closing this aborts whatever still runs."""
     if len(requests) == 1:
-        async with aclosing(_run_one(serving, requests[0])) as outputs:
+        async with aclosing(_run_one(serving, requests[0], places, 0)) as outputs:
             async for output in outputs:
                 yield 0, output
         return
@@ -96,7 +101,7 @@ async def run(serving: Serving, requests: Sequence[Request]) -> Outputs:
 
     async def forward(index: int, request: Request) -> None:
         try:
-            async with aclosing(_run_one(serving, request)) as outputs:
+            async with aclosing(_run_one(serving, request, places, index)) as outputs:
                 async for output in outputs:
                     arrived.put_nowait((index, output))
             arrived.put_nowait((index, None))
@@ -121,23 +126,23 @@ async def run(serving: Serving, requests: Sequence[Request]) -> Outputs:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run_one(serving: Serving, request: Request) -> AsyncGenerator[RequestOutput, None]:
+async def _run_one(serving: Serving, request: Request, places: Places, index: int) -> AsyncGenerator[RequestOutput, None]:
     recorder = serving.metrics.request(serving.model_name())
     try:
-        with serving.admission.admitted(len(request.prompt_token_ids)) as begun:
-            async with aclosing(serving.engine.generate(request)) as outputs:
-                async for output in outputs:
-                    begun()
-                    recorder.output(output)
-                    if output.finish_reason == "error":
-                        raise EngineStepError(f"request {request.request_id} failed in the engine")
-                    if output.finish_reason == "abort":
-                        raise EngineNotReadyError("The server is shutting down.")
-                    yield output
+        async with aclosing(serving.engine.generate(request)) as outputs:
+            async for output in outputs:
+                places.read(index)
+                recorder.output(output)
+                if output.finish_reason == "error":
+                    raise EngineStepError(f"request {request.request_id} failed in the engine")
+                if output.finish_reason == "abort":
+                    raise EngineNotReadyError("The server is shutting down.")
+                yield output
     except Exception:
         recorder.fail()
         raise
     finally:
+        places.end(index)
         recorder.end()
 
 

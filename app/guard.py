@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from limits import RateLimitItem, parse_many
@@ -100,7 +99,8 @@ class Rates:
 class Admission:
     """How much may wait: requests beyond those that ``slots`` decode, and tokens of prompts that have not been begun.
 
-    None is no limit. What a request brings counts until it has ended, its prompt until it has been read.
+    None is no limit. What a request brings counts from the moment that it is let in until it has ended, its prompt until it has
+    been read.
     """
 
     def __init__(self, slots: int, most_requests: int | None, most_tokens: int | None) -> None:
@@ -108,28 +108,42 @@ class Admission:
         self._requests = 0
         self._tokens = 0
 
-    def check(self, prompts: list[int]) -> None:
-        """Raise TooManyRequestsError unless there is room for requests with prompts of these lengths."""
+    def take(self, prompts: Sequence[int]) -> Places:
+        """Places for requests with prompts of these lengths; raises TooManyRequestsError unless there is room for all of them."""
         waiting = self._requests + len(prompts) - self._slots
         if self._most_requests is not None and waiting > self._most_requests:
             raise TooManyRequestsError(f"{self._most_requests} requests may wait, and do.", code="queue_full")
         if self._most_tokens is not None and waiting > 0 and self._tokens + sum(prompts) > self._most_tokens:
             raise TooManyRequestsError(f"{self._most_tokens} prompt tokens may wait, and do.", code="queue_full")
+        return Places(self, prompts)
 
-    @contextmanager
-    def admitted(self, prompt: int) -> Iterator[Callable[[], None]]:
-        """Count a request while this is open, and its prompt until what is given is called."""
-        waiting = prompt
-        self._requests += 1
-        self._tokens += prompt
+    def count(self, requests: int, tokens: int) -> None:
+        """Add to what is counted, or take from it."""
+        self._requests += requests
+        self._tokens += tokens
 
-        def begun() -> None:
-            nonlocal waiting
-            self._tokens -= waiting
-            waiting = 0
 
-        try:
-            yield begun
-        finally:
-            begun()
-            self._requests -= 1
+class Places:
+    """What requests take of an `Admission`. Giving back twice is giving back once: whoever may be last does it to be sure."""
+
+    def __init__(self, admission: Admission, prompts: Sequence[int]) -> None:
+        self._admission = admission
+        self._unread = dict(enumerate(prompts))
+        self._taken = set(self._unread)
+        admission.count(len(prompts), sum(prompts))
+
+    def read(self, index: int) -> None:
+        """A request's prompt has been read."""
+        self._admission.count(0, -self._unread.pop(index, 0))
+
+    def end(self, index: int) -> None:
+        """A request has ended."""
+        self.read(index)
+        if index in self._taken:
+            self._taken.remove(index)
+            self._admission.count(-1, 0)
+
+    def release(self) -> None:
+        """All have ended, or will never begin."""
+        for index in list(self._taken):
+            self.end(index)

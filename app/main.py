@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app.deps import Serving, ServingEngine
-from app.errors import add_error_handlers
+from app.errors import Unexpected, add_error_handlers
 from app.guard import Guard
 from app.middleware import AccessLog
 from app.routes import chat, completions, health, metrics, models, tokenize
@@ -44,6 +44,7 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
     app.state.serving = serving
     for routes in (chat, completions, models, tokenize, health, metrics):
         app.include_router(routes.router)
+    app.add_middleware(Unexpected)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_origins:
         app.add_middleware(

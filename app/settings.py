@@ -58,6 +58,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(16 * 2**20, ge=1)
     request_timeout: float | None = Field(None, gt=0)
     shutdown_timeout: int = Field(30, ge=0)
+    watchdog_timeout: float = Field(120, ge=0)
     cors_origins: str | None = None
     allowed_hosts: str | None = None
     forwarded_allow_ips: str | None = None

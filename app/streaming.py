@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
+import anyio
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
+from starlette.types import Receive, Scope, Send
 
 from app.errors import to_api_error
 from app.generation import Outputs, finish_reason
@@ -43,9 +45,28 @@ def finish_streams_at_shutdown() -> None:
     AppStatus.enable_automatic_graceful_drain = False
 
 
-def stream(outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: SamplingRequest) -> EventSourceResponse:
-    """The streaming response to ``body``, the choices of ``requests``; a client that leaves closes ``outputs``."""
-    return EventSourceResponse(_events(outputs, writer, requests, body), sep="\n")
+def stream(
+    outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: SamplingRequest, end: Callable[[], None]
+) -> EventSourceResponse:
+    """The streaming response to ``body``, the choices of ``requests``; a client that leaves closes ``outputs``.
+
+    ``end`` is called however the response ends, also where the client left before ``outputs`` were begun.
+    """
+    return _Stream(_events(outputs, writer, requests, body), end)
+
+
+class _Stream(EventSourceResponse):
+    def __init__(self, events: AsyncGenerator[bytes, None], end: Callable[[], None]) -> None:
+        super().__init__(events, sep="\n")
+        self._events, self._end = events, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._events.aclose()  # a client may leave while none of its code runs
+            self._end()
 
 
 async def _events(

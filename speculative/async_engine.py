@@ -7,6 +7,7 @@ import gc
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 
 from transformers import PreTrainedTokenizerBase
@@ -37,6 +38,8 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready = asyncio.Event()
+        self._busy_since: float | None = None
+        self._dead = False
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncEngine:
@@ -57,15 +60,16 @@ class AsyncEngine:
         if self._load_error is not None:
             raise self._load_error
 
-    async def stop(self) -> None:
+    async def stop(self, timeout: float = 10.0) -> None:
         """Abort everything and end the thread; open streams end with "abort".
 
-        A load that is under way is left to itself: the thread is a daemon and ends with the process.
+        A load that is under way, or a step that does not end within ``timeout`` seconds, is left to itself: the thread is a daemon
+        and ends with the process.
         """
         self._draining = True
         self._commands.put(("stop", None))
         if self._thread is not None and self._ready.is_set():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, timeout)
         self._end_streams("abort")
 
     async def drain(self, timeout: float) -> bool:
@@ -85,7 +89,13 @@ class AsyncEngine:
     @property
     def alive(self) -> bool:
         """True while the thread runs and loading has not failed."""
-        return self._thread is not None and self._thread.is_alive() and self._load_error is None
+        return self._thread is not None and self._thread.is_alive() and self._load_error is None and not self._dead
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the thread has been at its present step; 0 while it loads, or has nothing to do."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def info(self) -> ModelInfo:
@@ -108,6 +118,8 @@ class AsyncEngine:
         """Raise what ``generate`` would, before anything is started."""
         if self._draining:
             raise EngineNotReadyError("the server is shutting down")
+        if self._dead:
+            raise EngineNotReadyError("the engine is not running")
         self._loaded_engine().validate(request)
 
     def check_grammar(self, grammar: Grammar) -> None:
@@ -170,11 +182,13 @@ class AsyncEngine:
         except Exception:
             # Nobody is left to answer: the streams end, and `alive` turns false for the health check.
             logger.exception("the engine thread has ended")
+            self._dead = True
             self._call(self._end_streams, "error")
 
     def _take_commands(self, engine: Engine) -> bool:
         """Carry out what has been asked, waiting when there is nothing else to do; False to end."""
         while True:
+            self._busy_since = time.monotonic() if engine.has_work else None
             try:
                 kind, argument = self._commands.get(block=not engine.has_work)
             except queue.Empty:
@@ -182,11 +196,18 @@ class AsyncEngine:
             if kind == "stop":
                 return False
             if isinstance(argument, Request):
-                engine.add(argument)
+                self._add(engine, argument)
             elif isinstance(argument, str):
                 output = engine.abort(argument)
                 if output is not None:
                     self._call(self._publish, [output])
+
+    def _add(self, engine: Engine, request: Request) -> None:
+        try:
+            engine.add(request)
+        except Exception:
+            logger.exception("a request could not be added")
+            self._call(self._publish, [RequestOutput(request.request_id, (), "", "error", RequestStats())])
 
     def _step(self, engine: Engine) -> list[RequestOutput]:
         try:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from app import chat
 from app.deps import Serving
 from app.errors import ApiError
-from app.generation import requests_for, run
+from app.generation import places_for, requests_for, run
 from app.schemas import ChatCompletionRequest
 from app.settings import Settings
 from speculative.errors import EngineError
@@ -123,7 +123,8 @@ class LocalBackend:
             request = ChatCompletionRequest.model_validate(body)
             prompt = chat.prompt_tokens(self._engine.tokenizer, request.messages, request)
             requests = requests_for(request, [prompt], self._serving, uuid.uuid4().hex)
-            async with aclosing(run(self._serving, requests)) as outputs:
+            places = places_for(self._serving, requests)
+            async with aclosing(run(self._serving, requests, places)) as outputs:
                 async for _, output in outputs:
                     yield output.text_delta
                     if output.finish_reason is not None:

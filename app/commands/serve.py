@@ -63,6 +63,10 @@ def serve(
         int | None,
         typer.Option(help="Seconds that running requests get after SIGTERM. (default: 30)", rich_help_panel=GUARD),
     ] = None,
+    watchdog_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds at one step after which /health says 503; 0: never. (default: 120)", rich_help_panel=GUARD),
+    ] = None,
     cors_origins: Annotated[
         str | None,
         typer.Option(

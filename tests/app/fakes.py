@@ -105,6 +105,7 @@ class FakeEngine:
     error: Exception | None = None
     ready: bool = True
     alive: bool = True
+    busy_seconds: float = 0.0
     requests: list[Request] = field(default_factory=list)
     grammars: list[Grammar] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from app.main import create_app
+from app.settings import Settings
 from tests.app.fakes import FakeEngine, chat_body
 
 
@@ -61,6 +63,21 @@ async def test_leaving_aborts_every_choice(
     assert " 499 " in caplog.records[-1].getMessage()
     text = "".join(message.get("body", b"").decode() for message in caller.sent)
     assert "[DONE]" not in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_before_the_answer_begins_gives_its_place_back(engine: FakeEngine, stream: bool) -> None:
+    engine.hang = True
+    app = create_app(Settings(max_num_seqs=1, max_queue_requests=0), engine)
+    for _ in range(3):
+        caller = Caller(chat_body(stream=stream))
+        caller.gone.set()
+        await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 5)
+        assert not any(message.get("status") == 429 for message in caller.sent)
+    engine.hang = False
+    caller = Caller(chat_body(stream=stream))
+    await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 5)
+    assert caller.sent[0]["status"] == 200
 
 
 async def test_cancelling_the_server_task_aborts_too(app: Any, engine: FakeEngine) -> None:

@@ -5,7 +5,8 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from app.errors import TooManyRequestsError
 from app.guard import Admission
 from app.keys import ApiKeys
 from app.logs import JsonFormatter, TextFormatter
 from app.main import create_app
+from app.routes import chat as chat_route
 from app.settings import Settings
 from tests.app.fakes import FakeEngine, chat_body, events
 
@@ -126,16 +129,58 @@ class TestQueue:
 
     def test_prompts_count_until_they_have_been_read(self) -> None:
         admission = Admission(slots=1, most_requests=None, most_tokens=100)
-        with admission.admitted(90) as begun:
-            with pytest.raises(Exception, match="100 prompt tokens"):
-                admission.check([20])
-            begun()
-            admission.check([20])
-            with admission.admitted(90), pytest.raises(Exception, match="100 prompt tokens"):
-                admission.check([20])
-            admission.check([20])
+        first = admission.take([90])
+        with pytest.raises(TooManyRequestsError, match="100 prompt tokens"):
+            admission.take([20])
+        first.read(0)
+        second = admission.take([20, 70])
+        with pytest.raises(TooManyRequestsError, match="100 prompt tokens"):
+            admission.take([20])
+        second.end(1)
+        admission.take([20]).release()
+        for places in (first, second):
+            places.release()
         # With a slot free nothing waits, however long.
-        admission.check([1000])
+        admission.take([1000])
+
+    def test_giving_back_twice_is_giving_back_once(self) -> None:
+        admission = Admission(slots=1, most_requests=1, most_tokens=100)
+        places = admission.take([60, 40])
+        places.read(0)
+        places.end(0)
+        places.end(0)
+        places.release()
+        places.release()
+        admission.take([1, 1])
+        with pytest.raises(TooManyRequestsError, match="1 requests"):
+            admission.take([1])
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_burst_that_comes_at_once_does_not_overshoot(
+        self, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, stream: bool
+    ) -> None:
+        engine.hang, gate, arrived = True, asyncio.Event(), asyncio.Semaphore(0)
+
+        async def at_once(_serving: Any, work: Callable[[], Any]) -> Any:
+            arrived.release()
+            await gate.wait()
+            return work()
+
+        monkeypatch.setattr(chat_route, "tokenize", at_once)
+        async with client_of(engine, max_num_seqs=1, max_queue_requests=2) as client:
+            burst = [asyncio.create_task(client.post(CHAT, json=chat_body(stream=stream))) for _ in range(10)]
+            for _ in burst:
+                await asyncio.wait_for(arrived.acquire(), 5)
+            gate.set()
+            for each in islice(asyncio.as_completed(burst, timeout=5), 7):
+                refusal(await each, 429, "queue_full")
+            for task in burst:
+                task.cancel()
+            await asyncio.gather(*burst, return_exceptions=True)
+            assert len(engine.requests) == 3
+            engine.hang = False
+            answers = await asyncio.gather(*(client.post(CHAT, json=chat_body(stream=stream)) for _ in range(3)))
+            assert [answer.status_code for answer in answers] == [200] * 3
 
 
 class TestSizes:

@@ -6,6 +6,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.main import create_app
+from app.settings import Settings
 from tests.app.fakes import FakeEngine, chat_body
 
 CHAT = "/v1/chat/completions"
@@ -80,9 +82,21 @@ async def test_probes_follow_the_engine(client: httpx.AsyncClient, engine: FakeE
     assert await probe() == [200, 503, 200]
     engine.ready = True
     assert await probe() == [200, 200, 200]
+    engine.busy_seconds = 119
+    assert await probe() == [200, 200, 200]
+    engine.busy_seconds = 121
+    assert await probe() == [503, 200, 200]
+    engine.busy_seconds = 0
     engine.ready = engine.alive = False
     assert await probe() == [503, 503, 200]
     assert (await client.get("/health")).json()["error"]["code"] == "service_unavailable"
+
+
+async def test_the_watchdog_can_be_turned_off(engine: FakeEngine) -> None:
+    engine.busy_seconds = 1e9
+    transport = httpx.ASGITransport(create_app(Settings(watchdog_timeout=0), engine))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_the_application_starts_and_stops_the_engine(app: Any, engine: FakeEngine) -> None:

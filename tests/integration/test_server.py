@@ -167,32 +167,37 @@ def test_keys_and_tls(tmp_path: Path) -> None:
     assert "San Jose" not in "".join(server.log)
 
 
-def test_a_server_that_is_told_to_stop_finishes_what_runs_and_takes_nothing_more() -> None:
-    server = start_server("--shutdown-timeout", "120")
-    body = {"messages": MESSAGES, "stream": True, "min_tokens": 80, "max_tokens": 80, "temperature": 1}
+def test_a_server_that_is_told_to_stop_finishes_what_runs_and_waits_and_takes_nothing_more() -> None:
+    server = start_server("--shutdown-timeout", "120", "--max-num-seqs", "16")
+    body = {"messages": MESSAGES, "min_tokens": 64, "max_tokens": 64, "temperature": 1}
 
-    async def stream(client: httpx.AsyncClient, begun: asyncio.Event) -> str:
-        async with client.stream("POST", "/chat/completions", json=body) as response:
-            lines = response.aiter_lines()
-            received = [await anext(lines)]
-            begun.set()
-            return "\n".join(received + [line async for line in lines])
+    async def stream(client: httpx.AsyncClient) -> str:
+        async with client.stream("POST", "/chat/completions", json=body | {"stream": True}) as response:
+            return "\n".join([line async for line in response.aiter_lines()])
 
-    async def all_streams() -> tuple[list[str], int]:
+    async def all_streams() -> tuple[list[str], list[httpx.Response], int]:
         limits = httpx.Limits(max_connections=40)
         async with httpx.AsyncClient(base_url=server.base_url, timeout=60, limits=limits) as client:
             await client.get("/models")  # leaves a connection open
-            begun = [asyncio.Event() for _ in range(32)]
-            streams = [asyncio.create_task(stream(client, each)) for each in begun]
-            await asyncio.gather(*(each.wait() for each in begun))
+            streams = [asyncio.create_task(stream(client)) for _ in range(32)]
+            whole = [asyncio.create_task(client.post("/chat/completions", json=body)) for _ in range(2)]
+            taken = 0.0
+            while taken < 34:
+                taken = await asyncio.to_thread(
+                    lambda: server.metric("moaserve_num_requests_running") + server.metric("moaserve_num_requests_waiting")
+                )
+                assert not any(task.done() for task in (*streams, *whole)), "the answers are too short for this test"
             server.process.terminate()
             try:
+                while (await client.get(f"{server.root_url}/ready")).status_code == 200:  # the signal is on its way
+                    pass
                 late = (await client.post("/chat/completions", json={"messages": MESSAGES})).status_code
             except httpx.TransportError:
                 late = 503  # it listens no longer
-            return await asyncio.gather(*streams), late
+            return await asyncio.gather(*streams), await asyncio.gather(*whole), late
 
-    texts, late = asyncio.run(all_streams())
+    texts, answers, late = asyncio.run(all_streams())
     assert all(text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text for text in texts)
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [64, 64]
     assert late == 503
     assert stop_server(server) == 0
