@@ -177,7 +177,9 @@ def to_api_error(error: Exception) -> ApiError:
 def add_error_handlers(app: FastAPI) -> None:
     """Answer every exception in OpenAI's shape."""
 
-    async def answer(_request: Request, error: Exception) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            return _from_routing(error, request).response()
         return to_api_error(error).response()
 
     for kind in (ApiError, RequestValidationError, HTTPException, EngineError):
@@ -208,6 +210,20 @@ class Unexpected:
             if scope["type"] != "http" or begun:
                 raise
             await to_api_error(error).response()(scope, receive, send)
+
+
+def _from_routing(error: HTTPException, request: Request) -> ApiError:
+    """The same as `_from_http`, with what was asked where no route takes it."""
+    api_error = _from_http(error)
+    asked = f"{request.method} {request.url.path}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        api_error.message = f"There is no such route: {asked}."
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        methods = sorted({*allowed.split(", "), *(["HEAD"] if "GET" in allowed else ())})
+        api_error.message = f"This route does not take {asked}; it takes {' and '.join(methods)}."
+        api_error.headers = {"Allow": ", ".join(methods)}
+    return api_error
 
 
 def _from_http(error: HTTPException) -> ApiError:

@@ -10,9 +10,10 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app.deps import Serving, ServingEngine
+from app.description import Described
 from app.errors import Unexpected, add_error_handlers
 from app.guard import Guard
-from app.middleware import AccessLog
+from app.middleware import AccessLog, Head
 from app.routes import chat, completions, health, metrics, models, tokenize
 from app.settings import Settings
 from app.streaming import finish_streams_at_shutdown
@@ -32,7 +33,7 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
         finally:
             await engine.stop()
 
-    app = FastAPI(
+    app = Described(
         title="MoA Serve",
         version=version("moaserve"),
         description="OpenAI-compatible LLM server with Mixture-of-Attentions speculative decoding.",
@@ -44,6 +45,7 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
     app.state.serving = serving
     for routes in (chat, completions, models, tokenize, health, metrics):
         app.include_router(routes.router)
+    app.add_middleware(Head)
     app.add_middleware(Unexpected)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_origins:

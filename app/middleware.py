@@ -1,4 +1,4 @@
-"""One access line per request, with its id; never what was asked or answered."""
+"""What all routes share: HEAD, and one access line per request, with its id; never what was asked or answered."""
 
 from __future__ import annotations
 
@@ -17,6 +17,24 @@ logger = logging.getLogger("moaserve.access")
 CLIENT_GONE = 499
 _PRINTABLE = re.compile(r"[!-~]{1,128}")
 PROBES = frozenset({"/health", "/ready", "/metrics"})
+
+
+class Head:
+    """ASGI middleware: HEAD is GET without a body, wherever there is GET; routes need not say so."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)
 
 
 class AccessLog:

@@ -206,11 +206,66 @@ async def test_an_error_can_quote_what_utf8_cannot_hold(client: httpx.AsyncClien
     assert "\ud800" in assert_error(response, 404, "model", "model_not_found")["message"]
 
 
-async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
-    assert_error(await client.get("/v1/nothing"), 404, None, "not_found")
-    response = await client.get(CHAT)
-    assert_error(response, 405, None, "method_not_allowed")
-    assert response.headers["allow"] == "POST"
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded", "application/xml", "application/octet-stream", "?"],
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize"])
+async def test_a_body_that_is_not_said_to_be_json_is_told_to_be(client: httpx.AsyncClient, path: str, content_type: str) -> None:
+    response = await client.post(path, content=json.dumps(chat_body()), headers={"Content-Type": content_type})
+    assert "application/json" in assert_error(response, 400, None, "invalid_type")["message"]
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/vnd.api+json", None])
+async def test_other_names_of_json_and_none_are_fine(client: httpx.AsyncClient, content_type: str | None) -> None:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    assert (await client.post(CHAT, content=json.dumps(chat_body()), headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "PROPFIND"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/chat/completions/", "/a%0Ab%22%00é"])
+async def test_routes_that_do_not_exist(client: httpx.AsyncClient, method: str, path: str) -> None:
+    error = assert_error(await client.request(method, path), 404, None, "not_found")
+    assert error["message"].startswith(f"There is no such route: {method} /")
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [(method, path, "POST") for path in (CHAT, TEXT, "/tokenize", "/detokenize") for method in ("GET", "PUT", "DELETE", "OPTIONS")]
+    + [
+        (method, path, "GET, HEAD")
+        for path in ("/v1/models", "/v1/models/tiny", "/health", "/ready", "/metrics", "/version", "/openapi.json")
+        for method in ("POST", "PATCH", "DELETE", "OPTIONS", "PROPFIND")
+    ],
+)
+async def test_methods_that_a_route_does_not_take(client: httpx.AsyncClient, method: str, path: str, allowed: str) -> None:
+    response = await client.request(method, path)
+    error = assert_error(response, 405, None, "method_not_allowed")
+    assert response.headers["allow"] == allowed
+    assert f"{method} {path}" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/health", "/ready", "/version", "/openapi.json", "/metrics"])
+async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) -> None:
+    asked, told = await client.get(path), await client.head(path)
+    assert told.status_code == 200
+    assert told.content == b""
+    names = {"content-type", "content-length"}
+    assert {name: told.headers[name] for name in names} == {name: asked.headers[name] for name in names}
+
+
+@pytest.mark.parametrize(("path", "status"), [(CHAT, 405), ("/v1/nothing", 404), ("/v1/models/gpt-4", 404)])
+async def test_head_fails_as_get_does(client: httpx.AsyncClient, path: str, status: int) -> None:
+    response = await client.head(path)
+    assert (response.status_code, response.content) == (status, b"")
+
+
+async def test_the_description_knows_no_422(client: httpx.AsyncClient) -> None:
+    description = (await client.get("/openapi.json")).json()
+    operations = [operation for path in description["paths"].values() for operation in path.values()]
+    assert not any("422" in operation["responses"] for operation in operations)
+    assert "ValidationError" not in json.dumps(description)
 
 
 @pytest.mark.parametrize("stream", [False, True])
