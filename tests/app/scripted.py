@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
+
+from app.main import create_app
+from app.settings import Settings
 from models.loader import BUNDLED, load_tokenizer
+from speculative.async_engine import AsyncEngine
 from speculative.config import EngineStatus, ModelInfo
 from speculative.detokenizer import Detokenizer
-from speculative.request import Request, RequestOutput, TokenLogprob
+from speculative.errors import InvalidRequestError
+from speculative.request import Grammar, Request, RequestOutput, TokenLogprob
 from speculative.sampler import Sampler
 from speculative.sequence import Sequence as Running
 
@@ -42,6 +49,9 @@ class ScriptedEngine:
 
     def validate(self, request: Request) -> None:
         assert len(request.prompt_token_ids) < CONTEXT
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        raise InvalidRequestError("a script follows no grammar", param="grammar")
 
     def add(self, request: Request) -> None:
         params, prompt = request.params, request.prompt_token_ids
@@ -98,3 +108,15 @@ def _logprob(token: int, count: int) -> TokenLogprob:
 def tokens_of(text: str) -> list[int]:
     ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
     return ids
+
+
+@asynccontextmanager
+async def served(scripted: ScriptedEngine, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, AsyncEngine]]:
+    """The application over it, as a client meets it, and its engine thread."""
+    engine = AsyncEngine(lambda: scripted)  # type: ignore[arg-type, return-value]
+    app = create_app(Settings(**settings), engine)
+    async with app.router.lifespan_context(app):
+        await engine.wait_ready()
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client, engine

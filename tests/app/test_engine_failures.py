@@ -5,33 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from app.main import create_app
-from app.settings import Settings
 from speculative.async_engine import AsyncEngine
 from speculative.request import Request
 from tests.app.fakes import events
-from tests.app.scripted import ScriptedEngine, tokens_of
+from tests.app.scripted import ScriptedEngine, served, tokens_of
 
 TEXT = "/v1/completions"
 ANSWER = "Good morning, San José! 🙂"
-
-
-@asynccontextmanager
-async def served(scripted: ScriptedEngine, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, AsyncEngine]]:
-    engine = AsyncEngine(lambda: scripted)  # type: ignore[arg-type, return-value]
-    app = create_app(Settings(**settings), engine)
-    async with app.router.lifespan_context(app):
-        await engine.wait_ready()
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client, engine
 
 
 async def until(condition: Callable[[], bool]) -> None:

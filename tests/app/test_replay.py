@@ -1,0 +1,144 @@
+"""The same tokens, however many come at once: what a stream adds up to does not depend on the steps that they came in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.app.fakes import events
+from tests.app.reassembly import reassembled, without_times
+from tests.app.scripted import ScriptedEngine, served, tokens_of
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+WORDS = "Good morning! Two tables for five, please."
+# Several tokens make one of these characters; an emoji with a skin tone is two.
+MANY_BYTES = "naïve café – 漢字 🙂 👋🏽 done: ✓"
+CODE = "def add(a, b):\n    return a + b\n\n\nprint(add(1, 2))\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, what the engine writes for each of its choices, and the texts and reasons that must come out."""
+
+    path: str
+    body: dict[str, Any]
+    written: tuple[list[int], ...]
+    texts: tuple[str, ...]
+    reasons: tuple[str, ...] = ("stop",)
+    tokens: tuple[int, ...] | None = field(default=None)
+    """How many tokens each choice has, the one that ends it included; None: all that are written."""
+
+
+def chat(**extra: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200, **extra}
+
+
+def text(**extra: Any) -> dict[str, Any]:
+    return {"prompt": "Hi", "max_tokens": 200, **extra}
+
+
+def before(stop: str, whole: str) -> int:
+    """How many tokens complete ``stop`` in a text."""
+    ids = tokens_of(whole)
+    decode = ScriptedEngine.tokenizer.decode
+    return next(count for count in range(1, len(ids) + 1) if stop in decode(ids[:count]))
+
+
+CUT = len(tokens_of(MANY_BYTES[: MANY_BYTES.index("🙂")])) + 2  # in the middle of the character
+CASES = {
+    "chat": Case(CHAT, chat(), (tokens_of(WORDS),), (WORDS,)),
+    "completion": Case(TEXT, text(), (tokens_of(CODE),), (CODE,)),
+    "characters of several tokens": Case(CHAT, chat(), (tokens_of(MANY_BYTES),), (MANY_BYTES,)),
+    "chat log-probabilities": Case(CHAT, chat(logprobs=True, top_logprobs=2), (tokens_of(MANY_BYTES),), (MANY_BYTES,)),
+    "completion log-probabilities": Case(TEXT, text(logprobs=2), (tokens_of(MANY_BYTES),), (MANY_BYTES,)),
+    "an echo": Case(TEXT, text(echo=True), (tokens_of(WORDS),), ("Hi" + WORDS,)),
+    "choices": Case(CHAT, chat(n=2), (tokens_of(WORDS), tokens_of(MANY_BYTES)), (WORDS, MANY_BYTES), ("stop", "stop")),
+    "choices of several prompts": Case(
+        TEXT,
+        text(prompt=["Hi", "Hello"], n=2, logprobs=0),
+        tuple(map(tokens_of, (WORDS, MANY_BYTES, CODE, "."))),
+        (WORDS, MANY_BYTES, CODE, "."),
+        ("stop",) * 4,
+    ),
+    "a stop string": Case(
+        CHAT, chat(stop=" tables for"), (tokens_of(WORDS),), ("Good morning! Two",), tokens=(before(" tables for", WORDS),)
+    ),
+    "the first of several stop strings": Case(
+        TEXT, text(stop=["\n\n\n", "print", "zzz"], logprobs=1), (tokens_of(CODE),), (CODE[: CODE.index("\n\n\n")],),
+        tokens=(before("\n\n\n", CODE),),
+    ),
+    "what only begins like a stop string": Case(CHAT, chat(stop=["morning?", "please.."]), (tokens_of(WORDS),), (WORDS,)),
+    "a stop string of odd characters": Case(
+        CHAT, chat(stop="字 🙂"), (tokens_of(MANY_BYTES),), ("naïve café – 漢",), tokens=(before("字 🙂", MANY_BYTES),)
+    ),
+    "a limit": Case(
+        CHAT, chat(max_tokens=5, logprobs=True), (tokens_of(WORDS),), (ScriptedEngine.tokenizer.decode(tokens_of(WORDS)[:5]),),
+        ("length",), (5,),
+    ),
+    "a limit within a character": Case(
+        CHAT, chat(max_tokens=CUT), (tokens_of(MANY_BYTES),), (MANY_BYTES[: MANY_BYTES.index("🙂")] + "\ufffd",),
+        ("length",), (CUT,),
+    ),
+    "a stop token": Case(
+        CHAT, chat(stop_token_ids=[tokens_of(WORDS)[4]]), (tokens_of(WORDS),),
+        (ScriptedEngine.tokenizer.decode(tokens_of(WORDS)[:4]),), tokens=(5,),
+    ),
+    "nothing": Case(CHAT, chat(), ([],), ("",)),
+}  # fmt: skip
+STEPS = range(1, 9)
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_stream_adds_up_to_the_whole_answer_whatever_its_steps(name: str) -> None:
+    case = CASES[name]
+    counts = case.tokens or tuple(len(written) + 1 for written in case.written)
+    answers = []
+    for steps in STEPS:
+        async with served(ScriptedEngine(case.written, steps)) as (client, _):
+            whole = without_times((await client.post(case.path, json=case.body)).json())
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        async with served(ScriptedEngine(case.written, steps)) as (client, _):
+            chunks = events(await client.post(case.path, json=case.body | options))
+        assert reassembled(chunks) == whole, steps
+        answers.append(whole)
+        assert tuple(_text(choice) for choice in whole["choices"]) == case.texts
+        assert tuple(choice["finish_reason"] for choice in whole["choices"]) == case.reasons
+        assert whole["usage"]["completion_tokens"] == sum(counts)
+        for choice, count in zip(whole["choices"], counts, strict=True):
+            if choice["logprobs"] is not None:
+                assert _tokens_told(choice["logprobs"]) == count
+    assert answers == answers[:1] * len(STEPS)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+async def test_a_character_comes_whole_or_not_at_all(steps: int) -> None:
+    async with served(ScriptedEngine([tokens_of(MANY_BYTES)], steps)) as (client, _):
+        chunks = events(await client.post(CHAT, json=chat(stream=True)))
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert not any("\ufffd" in delta for delta in deltas)
+    # Nothing waits for longer than the step that completes it.
+    assert len([delta for delta in deltas if delta]) >= len(tokens_of(MANY_BYTES)) / (steps + 3)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+async def test_usage_so_far_grows_with_what_has_come(steps: int) -> None:
+    body = chat(n=2, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    async with served(ScriptedEngine([tokens_of(WORDS), tokens_of(CODE)], steps)) as (client, _):
+        chunks = events(await client.post(CHAT, json=body))
+    usages = [chunk["usage"] for chunk in chunks]
+    told = [usage["completion_tokens"] for usage in usages]
+    assert told == sorted(told)
+    assert told[-1] == len(tokens_of(WORDS)) + len(tokens_of(CODE)) + 2
+    assert len({usage["prompt_tokens"] for usage in usages}) == 1
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+
+
+def _text(choice: dict[str, Any]) -> str:
+    content: str = choice["text"] if "text" in choice else choice["message"]["content"]
+    return content
+
+
+def _tokens_told(logprobs: dict[str, Any]) -> int:
+    return len(logprobs["content"] if "content" in logprobs else logprobs["tokens"])
