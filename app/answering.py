@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from app import streaming
 from app.deps import Serving
 from app.errors import InvalidParameterError, NotFoundError
-from app.generation import Choice, best, collect, places_for, run, unless_disconnected, within
+from app.generation import Choice, Outputs, best, collect, places_for, run, unless_disconnected, within
 from app.responses import ResponseMetrics, Usage
-from app.schemas import SamplingRequest
+from app.schemas import ChoicesRequest
 from app.structured import Constraint
 from speculative.errors import InvalidRequestError
-from speculative.request import Request
+from speculative.request import Grammar, Request
 
 T = TypeVar("T")
 
@@ -55,14 +55,25 @@ async def check_grammar(serving: Serving, constraint: Constraint | None) -> None
         raise InvalidParameterError(f"Invalid value for '{constraint.param}': {error}.", param=constraint.param) from error
 
 
+async def check_tools(serving: Serving, constraints: Sequence[Constraint]) -> Grammar | None:
+    """Compile what tools make of an answer, as `Calling.constraints` has it; the grammar of the whole answer."""
+    for constraint in constraints:
+        await check_grammar(serving, constraint)
+    return constraints[-1].grammar if constraints else None
+
+
+def limited(serving: Serving, outputs: Outputs) -> Outputs:
+    """The same outputs, in the time that this server allows."""
+    limit = serving.settings.request_timeout
+    return outputs if limit is None else within(limit, outputs)
+
+
 async def answer(
-    http: HttpRequest, serving: Serving, body: SamplingRequest, requests: Sequence[Request], writer: Writer
+    http: HttpRequest, serving: Serving, body: ChoicesRequest, requests: Sequence[Request], writer: Writer
 ) -> Response:
     """Generate, and answer as the caller asked: a stream or one document."""
     places = places_for(serving, requests)
-    outputs = run(serving, requests, places)
-    if (limit := serving.settings.request_timeout) is not None:
-        outputs = within(limit, outputs)
+    outputs = limited(serving, run(serving, requests, places))
     if body.stream:
         return streaming.stream(outputs, writer, requests, body, places.release)
     try:

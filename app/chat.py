@@ -171,7 +171,7 @@ class ChatWriter:
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if self._tokens is None:
             return None
-        return ChatLogprobs(content=[_content_logprob(self._tokens, each) for each in logprobs], refusal=None)
+        return ChatLogprobs(content=[content_logprob(self._tokens, each) for each in logprobs], refusal=None)
 
 
 def _call(call: CallDelta) -> ToolCall:
@@ -186,7 +186,8 @@ def _call_delta(call: CallDelta) -> ToolCallDelta:
     return ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
 
 
-def _content_logprob(tokens: TokenTexts, one: TokenLogprob) -> ContentLogprob:
+def content_logprob(tokens: TokenTexts, one: TokenLogprob) -> ContentLogprob:
+    """A token's log-probability with its text and bytes."""
     top = [TopLogprob(token=tokens.text(id_), logprob=value, bytes=list(tokens.bytes(id_))) for id_, value in one.top]
     own = tokens.bytes(one.token_id)
     return ContentLogprob(token=tokens.text(one.token_id), logprob=one.logprob, bytes=list(own), top_logprobs=top)

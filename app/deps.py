@@ -12,6 +12,9 @@ from fastapi.requests import HTTPConnection
 
 from app.guard import Admission
 from app.metrics import Metrics
+from app.responses_api.background import BackgroundJobs
+from app.sessions.memory import MemoryStore
+from app.sessions.store import ResponseStore
 from app.settings import Settings
 from speculative.config import EngineStatus, ModelInfo
 from speculative.errors import EngineNotReadyError
@@ -68,6 +71,8 @@ class Serving:
     engine: ServingEngine
     metrics: Metrics
     admission: Admission
+    store: ResponseStore
+    jobs: BackgroundJobs = field(default_factory=BackgroundJobs)
     tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     compiling: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
@@ -75,7 +80,8 @@ class Serving:
     def of(cls, settings: Settings, engine: ServingEngine) -> Serving:
         """An engine, as ``settings`` say that it is to be served."""
         admission = Admission(settings.max_num_seqs, settings.max_queue_requests, settings.max_queue_tokens)
-        return cls(settings, engine, Metrics(), admission)
+        store = MemoryStore(settings.store_max_responses, settings.store_max_bytes, settings.store_ttl)
+        return cls(settings, engine, Metrics(), admission, store)
 
     def model_info(self) -> ModelInfo:
         """The loaded model; raises EngineNotReadyError while there is none, or no longer."""
@@ -93,4 +99,11 @@ async def _serving(connection: HTTPConnection) -> Serving:
     return serving
 
 
+async def _owner(connection: HTTPConnection) -> str:
+    owner: str = getattr(connection.state, "owner", "")
+    return owner
+
+
 ServingDep = Annotated[Serving, Depends(_serving)]
+OwnerDep = Annotated[str, Depends(_owner)]
+"""Whose key the caller has; without keys all callers are one."""

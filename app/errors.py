@@ -260,6 +260,10 @@ def _from_validation(problem: Mapping[str, Any]) -> ApiError:
 
 
 def _param(location: Sequence[str | int], at: str) -> str | None:
-    """('messages', 0, 'content') and '[1].type' -> 'messages[0].content[1].type'; None for the body as a whole."""
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    """('messages', 0, 'content') and '[1].type' -> 'messages[0].content[1].type'; None for the body as a whole.
+
+    Steps in angle brackets are names of a union's members, which callers do not know.
+    """
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in location if not str(step).startswith("<")]
+    path = "".join(steps)
     return (path + at).removeprefix(".") or None

@@ -57,6 +57,7 @@ class Guard:
                 if owner is None:
                     raise AuthenticationError("authorization" in headers)
                 caller = owner
+                scope.setdefault("state", {})["owner"] = owner
             self._rates.take(caller)
         if (length := headers.get("content-length", "")).isdecimal() and int(length) > self._most:
             raise RequestTooLargeError(self._most)

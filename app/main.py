@@ -14,7 +14,7 @@ from app.description import Described
 from app.errors import Unexpected, add_error_handlers
 from app.guard import Guard
 from app.middleware import AccessLog, Head
-from app.routes import chat, completions, health, metrics, models, tokenize
+from app.routes import chat, completions, health, metrics, models, responses, tokenize
 from app.settings import Settings
 from app.streaming import finish_streams_at_shutdown
 
@@ -32,6 +32,7 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
             yield
         finally:
             await engine.stop()
+            await serving.jobs.close()
 
     app = Described(
         title="MoA Serve",
@@ -43,7 +44,7 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
         root_path=settings.root_path,
     )
     app.state.serving = serving
-    for routes in (chat, completions, models, tokenize, health, metrics):
+    for routes in (chat, completions, responses, models, tokenize, health, metrics):
         app.include_router(routes.router)
     app.add_middleware(Head)
     app.add_middleware(Unexpected)
@@ -52,7 +53,7 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=[origin.strip() for origin in settings.cors_origins.split(",")],
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Request-ID", "Retry-After"],
         )

@@ -13,9 +13,9 @@ from pydantic_core import PydanticCustomError
 # Values that change nothing about the answer; null is always one of them.
 SAMPLING: Final[dict[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
-    "store": (False,),
 }
 CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
+    "store": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -25,9 +25,42 @@ CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "web_search_options": (),
 }
 COMPLETION: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
+    "store": (False,),
     "prompt_logprobs": (),
     "prediction": (),
     "suffix": ("",),
+}
+RESPONSE: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
+    "truncation": ("disabled",),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "prompt": (),
+    "conversation": (),
+    "context_management": ([],),
+    "moderation": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
+}
+RESPONSE_TOOL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "async": (False,),
+    "allowed_callers": (["direct"],),
+    "defer_loading": (False,),
+    "output_schema": (),
+}
+RESPONSE_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+RESPONSE_REASONING: Final[Mapping[str, tuple[Any, ...]]] = {
+    "effort": ("none",),
+    "summary": (),
+    "generate_summary": (),
+    "context": ("auto",),
+    "mode": ("standard",),
+}
+RESPONSE_ITEM: Final[Mapping[str, tuple[Any, ...]]] = {
+    "phase": ("final_answer",),
+    "namespace": (),
+    "caller": ({"type": "direct"},),
+    "async": (False,),
+    "async_": (),  # openai's package, where it dumps a call
+    "created_by": (),
 }
 # An assistant's message comes back as the SDKs dump it, with the fields of features that it did not use.
 MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {

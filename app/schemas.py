@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from app import parameters
 from app.messages import Message, StrictModel, TemplateOptions, joined_parts
-from app.structured import StructuredRequest
+from app.structured import Constraint, ResponseFormat, StructuredRequest, form_of
 from app.tools.schemas import Tool, ToolOptions
 from speculative.request import MAX_LOGPROBS
 
@@ -70,10 +70,9 @@ class StreamOptions(StrictModel):
 
 
 class SamplingRequest(StructuredRequest):
-    """What chat and text completions share. Extensions are vLLM's, but for ``speculative``, which is ours."""
+    """What all that generate share. Extensions are vLLM's, but for ``speculative``, which is ours."""
 
     model: str | None = Field(None, description="A name from /v1/models; may be left out, as one model is served.")
-    max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, description="Extension. Only the k likeliest tokens; 0: all.")
@@ -87,9 +86,7 @@ class SamplingRequest(StructuredRequest):
     stop_token_ids: list[int] | None = Field(None, max_length=128, description="Extension. Tokens that end the text.")
     min_tokens: int | None = Field(None, ge=0, description="Extension. Nothing ends the text before this many tokens.")
     ignore_eos: bool | None = Field(None, description="Extension. The model's end tokens do not end the text.")
-    n: int | None = Field(None, ge=1, le=128)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     speculative: bool | None = Field(None, description="Extension. false: decode this request without a drafter.")
     priority: int | None = Field(None, ge=-INT64, lt=INT64, description="Extension. Of waiting requests the lowest begins first.")
     cache_salt: str | None = Field(
@@ -100,11 +97,45 @@ class SamplingRequest(StructuredRequest):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens to generate; None: as many as the context holds."""
+        return None
+
+    @property
+    def candidates(self) -> int:
+        """How many answers are generated for each prompt."""
+        return 1
+
+    @property
+    def logprob_count(self) -> int | None:
+        """How many alternatives are told of each generated token; None: not even its own log-probability."""
+        return None
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        """The same of the prompt's tokens."""
+        return None
+
+
+class ChoicesRequest(SamplingRequest):
+    """What chat and text completions share besides: several choices, and streams that tell usage when asked."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, le=128)
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
     @model_validator(mode="after")
-    def _stream_options_need_stream(self) -> SamplingRequest:
+    def _stream_options_need_stream(self) -> ChoicesRequest:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("invalid_value", "it is only allowed when stream is true", {"at": ".stream_options"})
         return self
+
+    @property
+    def openai_form(self) -> Constraint | None:
+        """As in StructuredRequest."""
+        return form_of(self.response_format, "response_format")
 
     @property
     def include_usage(self) -> bool:
@@ -118,26 +149,16 @@ class SamplingRequest(StructuredRequest):
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens to generate; None: as many as the context holds."""
+        """As in SamplingRequest."""
         return self.max_tokens
 
     @property
     def candidates(self) -> int:
-        """How many answers are generated for each prompt."""
+        """As in SamplingRequest."""
         return self.n or 1
 
-    @property
-    def logprob_count(self) -> int | None:
-        """How many alternatives are told of each generated token; None: not even its own log-probability."""
-        return None
 
-    @property
-    def prompt_logprob_count(self) -> int | None:
-        """The same of the prompt's tokens."""
-        return None
-
-
-class ChatCompletionRequest(SamplingRequest, TemplateOptions, ToolOptions):
+class ChatCompletionRequest(ChoicesRequest, TemplateOptions, ToolOptions):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
@@ -165,7 +186,7 @@ class ChatCompletionRequest(SamplingRequest, TemplateOptions, ToolOptions):
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens to generate; None: as many as the context holds."""
+        """As in SamplingRequest."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -174,7 +195,7 @@ class ChatCompletionRequest(SamplingRequest, TemplateOptions, ToolOptions):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionRequest(SamplingRequest):
+class CompletionRequest(ChoicesRequest):
     """POST /v1/completions."""
 
     prompt: Annotated[

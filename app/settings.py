@@ -37,7 +37,7 @@ class Settings(BaseSettings):
 
     ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
     model's own), ``tool_call_format`` how the model calls tools (default: as its chat template says). Lists are written with
-    commas. Who may ask, how often and how much: see ``guard`` and ``keys``.
+    commas. Who may ask, how often and how much: see ``guard`` and ``keys``; what is kept of answers: see ``sessions``.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=())
@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     request_timeout: float | None = Field(None, gt=0)
     shutdown_timeout: int = Field(30, ge=0)
     watchdog_timeout: float = Field(120, ge=0)
+    store_max_responses: int = Field(10_000, ge=0)
+    store_max_bytes: int = Field(256 * 2**20, ge=0)
+    store_ttl: float = Field(24 * 3600, gt=0)
     cors_origins: str | None = None
     allowed_hosts: str | None = None
     forwarded_allow_ips: str | None = None

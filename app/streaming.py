@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 from app.errors import to_api_error
 from app.generation import Outputs, finish_reason
 from app.responses import ChatCompletionChunk, Completion, FinishReason, ResponseMetrics, Usage
-from app.schemas import SamplingRequest
+from app.responses_api.events import Event
+from app.schemas import ChoicesRequest
 from speculative.request import Request, RequestOutput, RequestStats
 
 logger = logging.getLogger("moaserve.app")
@@ -46,7 +47,7 @@ def finish_streams_at_shutdown() -> None:
 
 
 def stream(
-    outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: SamplingRequest, end: Callable[[], None]
+    outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: ChoicesRequest, end: Callable[[], None]
 ) -> EventSourceResponse:
     """The streaming response to ``body``, the choices of ``requests``; a client that leaves closes ``outputs``.
 
@@ -69,8 +70,19 @@ class _Stream(EventSourceResponse):
             self._end()
 
 
+def stream_events(events: AsyncGenerator[Event, None], end: Callable[[], None]) -> EventSourceResponse:
+    """A stream of /v1/responses: its events have names, and no [DONE] follows the last; otherwise as ``stream``."""
+    return _Stream(_named(events), end)
+
+
+async def _named(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for event in events:
+            yield f"event: {event.type}\ndata: {event.model_dump_json(exclude_unset=True)}\n\n".encode()
+
+
 async def _events(
-    outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: SamplingRequest
+    outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: ChoicesRequest
 ) -> AsyncGenerator[bytes, None]:
     stats = [RequestStats(prompt_tokens=len(request.prompt_token_ids)) for request in requests]
     begun: set[int] = set()

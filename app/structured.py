@@ -61,7 +61,6 @@ class Constraint:
 class StructuredRequest(StrictModel):
     """The parameters that ask for a form; a request has one of them at most."""
 
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = Field(None, description="Extension. The form that the answer must have.")
     guided_json: dict[str, Any] | str | None = Field(None, description="Extension. As json in structured_outputs.")
     guided_regex: str | None = Field(None, description="Extension. As regex in structured_outputs.")
@@ -82,10 +81,14 @@ class StructuredRequest(StrictModel):
         """What the answer must look like; None: anything."""
         return next(iter(self._constraints()), None)
 
+    @property
+    def openai_form(self) -> Constraint | None:
+        """The form asked for by the parameter that OpenAI has for it, which is another in each API."""
+        return None
+
     def _constraints(self) -> list[Constraint]:
         asked = self.structured_outputs or StructuredOutputs()
         forms = {
-            "response_format": _of_format(self.response_format),
             "structured_outputs.json": _json_schema(asked.json_),
             "structured_outputs.json_object": _json_schema({"type": "object"}) if asked.json_object else None,
             "structured_outputs.regex": _given("regex", asked.regex),
@@ -96,13 +99,16 @@ class StructuredRequest(StrictModel):
             "guided_choice": _choice(self.guided_choice),
             "guided_grammar": _given("ebnf", self.guided_grammar),
         }
-        return [Constraint(grammar, param) for param, grammar in forms.items() if grammar is not None]
+        first = [] if self.openai_form is None else [self.openai_form]
+        return first + [Constraint(grammar, param) for param, grammar in forms.items() if grammar is not None]
 
 
-def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
+def form_of(wanted: ResponseFormat | None, param: str) -> Constraint | None:
+    """The form that ``param`` asks for; None: any text."""
     if wanted is None or wanted.type == "text":
         return None
-    return _json_schema({"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_ or {})
+    schema: dict[str, Any] = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_ or {}
+    return Constraint(Grammar("json_schema", json.dumps(schema)), param)
 
 
 def _json_schema(schema: dict[str, Any] | str | None) -> Grammar | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from speculative.async_engine import AsyncEngine
 
 GUARD = "Who may ask, how often and how much"
+STORE = "Stored responses"
 
 
 def serve(
@@ -66,6 +67,14 @@ def serve(
     watchdog_timeout: Annotated[
         float | None,
         typer.Option(help="Seconds at one step after which /health says 503; 0: never. (default: 120)", rich_help_panel=GUARD),
+    ] = None,
+    store_max_responses: Annotated[
+        int | None,
+        typer.Option(help="Responses kept for callers who go on with them; 0: none. (default: 10000)", rich_help_panel=STORE),
+    ] = None,
+    store_max_bytes: Annotated[int | None, typer.Option(help="Bytes of them. (default: 256 MiB)", rich_help_panel=STORE)] = None,
+    store_ttl: Annotated[
+        float | None, typer.Option(help="Seconds that each is kept. (default: 86400, a day)", rich_help_panel=STORE)
     ] = None,
     cors_origins: Annotated[
         str | None,

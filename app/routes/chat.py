@@ -8,7 +8,7 @@ import uuid
 from fastapi import APIRouter, Request, Response
 
 from app import chat
-from app.answering import answer, check_grammar, check_model, tokenize
+from app.answering import answer, check_grammar, check_model, check_tools, tokenize
 from app.deps import ServingDep
 from app.generation import requests_for
 from app.responses import GUARDED, ChatCompletion
@@ -32,10 +32,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body.messages, body, body.offered_tools))
     prediction = await tokenize(serving, lambda: chat.predicted_tokens(tokenizer, body.prediction))
     await check_grammar(serving, body.constraint)
-    grammar = None
-    for constraint in tools.constraints() if tools else ():
-        await check_grammar(serving, constraint)
-        grammar = constraint.grammar
+    grammar = await check_tools(serving, tools.constraints() if tools else [])
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar)
     tokens = TokenTexts(tokenizer) if body.logprobs else None

@@ -1,0 +1,85 @@
+"""Events of a response's stream, as OpenAI's API has them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from app.responses import ContentLogprob
+from app.responses_api.bodies import OutputItem, OutputText, ResponseBody
+
+
+class ResponseEvent(BaseModel):
+    """The response as a whole: it begins, or has ended in one of three ways."""
+
+    type: Literal["response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"]
+    sequence_number: int
+    response: ResponseBody
+
+
+class ItemEvent(BaseModel):
+    """An item of the output begins, or is complete."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    sequence_number: int
+    output_index: int
+    item: OutputItem
+
+
+class PartEvent(BaseModel):
+    """A part of a message begins, or is complete."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText
+
+
+class TextDelta(BaseModel):
+    """More text of a part, or log-probabilities of tokens that are no whole text yet."""
+
+    type: Literal["response.output_text.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: list[ContentLogprob]
+
+
+class TextDone(BaseModel):
+    """The whole text of a part."""
+
+    type: Literal["response.output_text.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[ContentLogprob]
+
+
+class ArgumentsDelta(BaseModel):
+    """More of a call's arguments, as text."""
+
+    type: Literal["response.function_call_arguments.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDone(BaseModel):
+    """All of a call's arguments."""
+
+    type: Literal["response.function_call_arguments.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    arguments: str
+
+
+Event = ResponseEvent | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone

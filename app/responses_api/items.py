@@ -1,0 +1,156 @@
+"""Items of a conversation: as callers send them -> as they are kept and listed -> messages for the chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from app import parameters
+from app.messages import FunctionCall, Message, StrictModel, ToolCall
+from app.responses_api.bodies import ItemStatus
+
+Item = dict[str, Any]
+"""An item as OpenAI's API lists it."""
+KINDS = ("message", "function_call", "function_call_output", "item_reference")
+_ID = re.compile(r"[a-z]+_([0-9a-f]{32})_.+")
+
+
+def item_id(kind: str, response_id: str, place: str) -> str:
+    """The id of an item that belongs to a response: one can be told from the other."""
+    return f"{kind}_{response_id.removeprefix('resp_')}_{place}"
+
+
+def response_of(item: str) -> str | None:
+    """The id of the response that an item with this id belongs to, if it is one of ours."""
+    match = _ID.fullmatch(item)
+    return f"resp_{match[1]}" if match else None
+
+
+def _texts(content: Any) -> Any:
+    """Parts as one string, a line each, as in chat; other kinds of parts than text are refused."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("input_text", "output_text", "text"):
+            message = "only content parts of types 'input_text' and 'output_text' are supported"
+            raise PydanticCustomError("invalid_value", message, {"at": f"[{index}].type"})
+        if not isinstance(part.get("text"), str):
+            raise PydanticCustomError("string_type", "Input should be a valid string", {"at": f"[{index}].text"})
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+Texts = Annotated[str, BeforeValidator(_texts, str | list[dict[str, Any]])]
+
+
+class _InputItem(StrictModel):
+    id: str | None = None
+    status: ItemStatus | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, item: Any) -> Any:
+        return parameters.drop_neutral(item, parameters.RESPONSE_ITEM)
+
+
+class InputMessage(_InputItem):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Texts
+
+
+class InputCall(_InputItem):
+    """A function that the model called, its arguments as JSON text."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputCallOutput(_InputItem):
+    """What the function gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    name: str | None = None
+    output: Texts
+
+
+class ItemReference(StrictModel):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: str
+
+
+def _kind(item: Any) -> str:
+    """An item's type; messages and references may leave it out."""
+    if isinstance(item, dict):
+        return item.get("type") or ("item_reference" if item.keys() <= {"type", "id"} else "message")
+    return str(item.type)
+
+
+def _known(item: Any) -> Any:
+    if not isinstance(item, dict) or _kind(item) not in KINDS:
+        raise PydanticCustomError(
+            "invalid_value", "only items of types {known} are supported", {"known": ", ".join(KINDS), "at": ".type"}
+        )
+    return item
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputCall, Tag("<function_call>")]
+    | Annotated[InputCallOutput, Tag("<function_call_output>")]
+    | Annotated[ItemReference, Tag("<item_reference>")],
+    Discriminator(lambda item: f"<{_kind(item)}>"),
+    BeforeValidator(_known),
+]
+InputItems = Annotated[list[InputItem], Field(max_length=4096)]
+
+
+def own_id(kind: str, response_id: str, place: int) -> str:
+    """The id of the item at this place of a response's input."""
+    return item_id({"message": "msg", "function_call": "fc", "function_call_output": "fco"}[kind], response_id, f"i{place}")
+
+
+def kept(item: InputMessage | InputCall | InputCallOutput, response_id: str, place: int) -> Item:
+    """The item as it is kept: with an id, the caller's own where there is one, and all fields that OpenAI's API requires."""
+    common = {"id": item.id or own_id(item.type, response_id, place), "type": item.type, "status": item.status or "completed"}
+    match item:
+        case InputCall():
+            return common | {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        case InputCallOutput():
+            return common | {"call_id": item.call_id, "output": item.output} | ({"name": item.name} if item.name else {})
+        case InputMessage(role="assistant"):
+            part: Item = {"type": "output_text", "text": item.content, "annotations": [], "logprobs": []}
+        case _:
+            part = {"type": "input_text", "text": item.content}
+    return common | {"role": item.role, "content": [part]}
+
+
+def messages(instructions: str | None, items: Sequence[Item]) -> list[Message]:
+    """The conversation for the chat template: an assistant's text and the calls that follow it are one message."""
+    made = [Message(role="system", content=instructions)] if instructions is not None else []
+    for item in items:
+        if item["type"] == "message":
+            made.append(Message(role=item["role"], content="\n".join(part["text"] for part in item["content"])))
+        elif item["type"] == "function_call":
+            call = ToolCall(id=item["call_id"], function=FunctionCall(name=item["name"], arguments=item["arguments"]))
+            if made and made[-1].role == "assistant":
+                said = made.pop()
+                made.append(said.model_copy(update={"tool_calls": [*(said.tool_calls or ()), call]}))
+            else:
+                made.append(Message(role="assistant", tool_calls=[call]))
+        else:
+            made.append(Message(role="tool", content=item["output"], tool_call_id=item["call_id"], name=item.get("name")))
+    return made

@@ -1,0 +1,137 @@
+"""A request's outputs -> the events of its response, and the response as it stands."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from typing import Any, Literal
+
+from app.chat import content_logprob
+from app.errors import to_api_error
+from app.generation import finish_reason
+from app.responses import ContentLogprob, ResponseMetrics
+from app.responses_api.bodies import (
+    IncompleteDetails,
+    ItemStatus,
+    OutputItem,
+    ResponseBody,
+    ResponseError,
+    ResponseUsage,
+    Status,
+)
+from app.responses_api.calls import CallWriter
+from app.responses_api.events import Event, ResponseEvent
+from app.responses_api.items import item_id
+from app.responses_api.message import MessageWriter
+from app.responses_api.pieces import Pieces
+from app.tokens import TokenTexts
+from app.tools.parsing import CallDelta, ToolParser
+from speculative.request import RequestOutput
+
+Ending = Literal["response.completed", "response.incomplete", "response.failed"]
+
+
+class ResponseWriter:
+    """Words one response.
+
+    ``tokens`` are given where log-probabilities are asked for, a ``parser`` where tools may be called. A response that does not
+    stream is told from the same events, so that it cannot differ from one that does.
+    """
+
+    def __init__(self, response: ResponseBody, tokens: TokenTexts | None, parser: ToolParser | None) -> None:
+        self.response = response
+        self._tokens, self._pieces = tokens, Pieces(parser)
+        self._numbers = count()
+        self._done: list[OutputItem] = []
+        self._open: MessageWriter | CallWriter | None = None
+
+    def begin(self) -> list[Event]:
+        """The response is there, and being worked at."""
+        self._become("in_progress")
+        created = ResponseEvent(type="response.created", sequence_number=next(self._numbers), response=self.response)
+        running = ResponseEvent(type="response.in_progress", sequence_number=next(self._numbers), response=self.response)
+        return [created, running]
+
+    def step(self, output: RequestOutput) -> list[Event]:
+        """What an output adds; the last one ends the response."""
+        events: list[Event] = []
+        logprobs = [] if self._tokens is None else [content_logprob(self._tokens, each) for each in output.logprobs or ()]
+        pieces = self._pieces.feed(output.text_delta, final=output.finish_reason is not None)
+        if logprobs and not pieces:
+            pieces = [""]  # of tokens that are no whole text yet
+        for piece in pieces:
+            events += self._text(piece, logprobs) if isinstance(piece, str) else self._call(piece)
+        if output.finish_reason is not None:
+            events += self._finish(output)
+        return events
+
+    def fail(self, error: Exception) -> list[Event]:
+        """It ends by an error, with what there is."""
+        known = to_api_error(error)
+        code: Literal["server_error", "rate_limit_exceeded"] = "rate_limit_exceeded" if known.status == 429 else "server_error"
+        self._become("failed", error=ResponseError(code=code, message=known.message), output=self._unfinished())
+        return [self._end("response.failed")]
+
+    def cancel(self) -> ResponseBody:
+        """Its caller ends it; the response with what there is."""
+        self._become("cancelled", output=self._unfinished())
+        return self.response
+
+    def _text(self, text: str, logprobs: list[ContentLogprob]) -> list[Event]:
+        events: list[Event] = []
+        message = self._open
+        if not isinstance(message, MessageWriter):
+            events += self._close("completed")
+            message = self._open = self._message()
+            events += message.begin()
+        return events + message.text(text, logprobs)
+
+    def _call(self, delta: CallDelta) -> list[Event]:
+        events: list[Event] = []
+        if delta.id is not None and delta.name is not None:
+            events += self._close("completed")
+            self._open = CallWriter(self._item_id("fc"), len(self._done), self._numbers, delta.id, delta.name)
+            events += self._open.begin()
+        assert isinstance(self._open, CallWriter)  # a call goes on until the next begins
+        return events + (self._open.arguments(delta.arguments) if delta.arguments else [])
+
+    def _message(self) -> MessageWriter:
+        return MessageWriter(self._item_id("msg"), len(self._done), self._numbers)
+
+    def _item_id(self, kind: str) -> str:
+        return item_id(kind, self.response.id, str(len(self._done)))
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        """End the item that is being written, if there is one."""
+        if (item := self._open) is None:
+            return []
+        self._open = None
+        self._done.append(item.item(status))
+        return item.finish(status)
+
+    def _finish(self, output: RequestOutput) -> list[Event]:
+        complete = finish_reason(output) == "stop"
+        status: Literal["completed", "incomplete"] = "completed" if complete else "incomplete"
+        events: list[Event] = []
+        if self._open is None:  # nothing was said: that is an empty message
+            self._open = self._message()
+            events += self._open.begin()
+        events += self._close(status)
+        self._become(
+            status,
+            completed_at=int(time.time()) if complete else None,
+            incomplete_details=None if complete else IncompleteDetails(reason="max_output_tokens"),
+            output=list(self._done),
+            usage=ResponseUsage.of(output.stats),
+            metrics=ResponseMetrics.of([output.stats]),
+        )
+        return [*events, self._end("response.completed" if complete else "response.incomplete")]
+
+    def _unfinished(self) -> list[OutputItem]:
+        return [*self._done, self._open.item("incomplete")] if self._open else list(self._done)
+
+    def _become(self, status: Status, **changes: Any) -> None:
+        self.response = self.response.model_copy(update={"status": status, **changes})
+
+    def _end(self, kind: Ending) -> ResponseEvent:
+        return ResponseEvent(type=kind, sequence_number=next(self._numbers), response=self.response)

@@ -1,0 +1,1 @@
+"""What outlives a request: conversations that callers go on with."""

@@ -1,0 +1,142 @@
+"""What is kept of responses: turns of a conversation, look-ups, and the store."""
+
+import httpx
+
+from app.sessions.memory import MemoryStore
+from app.sessions.store import StoredResponse
+from tests.app.asking import URL, body_of, client_of, created
+from tests.app.fakes import FakeEngine
+from tests.app.test_errors import assert_error
+
+
+class TestTurns:
+    async def test_a_conversation_goes_on_without_its_instructions(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        first = await created(client, instructions="Be brief.")
+        second = await created(client, input="And?", previous_response_id=first["id"])
+        third = await created(client, input=[{"role": "user", "content": "So?"}], previous_response_id=second["id"])
+        said = ["Hi", "Hello, world", "And?", "Hello, world", "So?"]
+        assert [message["content"] for message in engine.tokenizer.conversations[-1]] == said
+        assert [message["role"] for message in engine.tokenizer.conversations[-1]] == ["user", "assistant"] * 2 + ["user"]
+        assert third["previous_response_id"] == second["id"]
+
+    async def test_the_input_may_be_left_out_when_there_is_something_to_go_on_with(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        first = await created(client)
+        response = await client.post(URL, json={"previous_response_id": first["id"]})
+        assert response.status_code == 200
+        assert [message["content"] for message in engine.tokenizer.conversations[-1]] == ["Hi", "Hello, world"]
+
+    async def test_items_may_be_referred_to(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        first = await created(client)
+        asked = (await client.get(f"{URL}/{first['id']}/input_items")).json()["data"][0]
+        references = [{"type": "item_reference", "id": asked["id"]}, {"id": first["output"][0]["id"]}]
+        await created(client, input=[*references, {"role": "user", "content": "And?"}])
+        assert [message["content"] for message in engine.tokenizer.conversations[-1]] == ["Hi", "Hello, world", "And?"]
+
+    async def test_what_is_said_again_gets_an_id_of_its_own(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        first = await created(client)
+        again = [{"id": first["output"][0]["id"]}, *first["output"]]
+        second = await created(client, previous_response_id=first["id"], input=again)
+        items = (await client.get(f"{URL}/{second['id']}/input_items?order=asc")).json()["data"]
+        assert [item["content"][0]["text"] for item in items] == ["Hi"] + ["Hello, world"] * 3
+        assert len({item["id"] for item in items}) == 4
+
+    async def test_what_is_not_there_is_named(self, client: httpx.AsyncClient) -> None:
+        response = await client.post(URL, json=body_of(previous_response_id="resp_x"))
+        assert_error(response, 400, "previous_response_id", "previous_response_not_found")
+        for item in ("msg_x", f"msg_{'0' * 32}_0"):
+            response = await client.post(URL, json=body_of(input=[{"type": "item_reference", "id": item}]))
+            assert_error(response, 404, "input[0].id", "item_not_found")
+
+    async def test_what_was_not_to_be_stored_is_not(self, client: httpx.AsyncClient) -> None:
+        document = await created(client, store=False)
+        assert_error(await client.get(f"{URL}/{document['id']}"), 404, "response_id", "response_not_found")
+
+
+class TestStored:
+    async def test_retrieve_and_delete(self, client: httpx.AsyncClient) -> None:
+        document = await created(client)
+        url = f"{URL}/{document['id']}"
+        assert (await client.get(url)).json() == document
+        assert (await client.delete(url)).json() == {"id": document["id"], "object": "response", "deleted": True}
+        for response in (await client.get(url), await client.delete(url), await client.get(f"{url}/input_items")):
+            assert_error(response, 404, "response_id", "response_not_found")
+        assert_error(await client.post(f"{url}/cancel"), 404, "response_id", "response_not_found")
+
+    async def test_input_items_come_in_pages(self, client: httpx.AsyncClient) -> None:
+        first = await created(client, input=[{"role": "user", "content": letter} for letter in "abc"])
+        second = await created(client, input="d", previous_response_id=first["id"])
+        url = f"{URL}/{second['id']}/input_items"
+        said: list[str] = []
+        page = (await client.get(url, params={"limit": 2, "order": "asc"})).json()
+        while True:
+            said += [item["content"][0]["text"] for item in page["data"]]
+            assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+            if not page["has_more"]:
+                break
+            page = (await client.get(url, params={"limit": 2, "order": "asc", "after": page["last_id"]})).json()
+        assert said == ["a", "b", "c", "Hello, world", "d"]
+        newest = (await client.get(url, params={"limit": 1})).json()
+        assert (newest["data"][0]["content"][0]["text"], newest["has_more"]) == ("d", True)
+        assert_error(await client.get(url, params={"after": "x"}), 400, "after", "invalid_value")
+        assert_error(await client.get(url, params={"limit": 0}), 400, "limit", "invalid_value")
+
+    async def test_each_key_has_its_own(self, engine: FakeEngine) -> None:
+        async with client_of(engine, api_key="sk-one,sk-two") as client:
+            one, two = ({"Authorization": f"Bearer sk-{name}"} for name in ("one", "two"))
+            document = (await client.post(URL, json=body_of(), headers=one)).json()
+            url = f"{URL}/{document['id']}"
+            for response in (
+                await client.get(url, headers=two),
+                await client.get(f"{url}/input_items", headers=two),
+                await client.post(f"{url}/cancel", headers=two),
+                await client.delete(url, headers=two),
+            ):
+                assert_error(response, 404, "response_id", "response_not_found")
+            body = body_of(previous_response_id=document["id"])
+            response = await client.post(URL, json=body, headers=two)
+            assert_error(response, 400, "previous_response_id", "previous_response_not_found")
+            body = body_of(input=[{"type": "item_reference", "id": document["output"][0]["id"]}])
+            assert_error(await client.post(URL, json=body, headers=two), 404, "input[0].id", "item_not_found")
+            assert (await client.get(url, headers=one)).json() == document
+            assert (await client.get(url)).status_code == 401
+
+    async def test_the_oldest_give_way(self, engine: FakeEngine) -> None:
+        async with client_of(engine, store_max_responses=2) as client:
+            ids = [(await created(client))["id"] for _ in range(3)]
+            assert [(await client.get(f"{URL}/{id_}")).status_code for id_ in ids] == [404, 200, 200]
+
+
+class TestMemoryStore:
+    async def test_bytes_and_time_are_limits_too(self) -> None:
+        now = 0.0
+        store = MemoryStore(most=10, most_bytes=100, seconds=60, clock=lambda: now)
+
+        async def put(name: str, size: int) -> None:
+            await store.put("", name, StoredResponse({"text": "x" * size}, []))
+
+        async def there() -> list[str]:
+            return [name for name in "abc" if await store.get("", name) is not None]
+
+        await put("a", 20)
+        await put("b", 20)
+        assert await there() == ["a", "b"]
+        await put("a", 25)  # in its own place, and the newest now
+        await put("c", 20)
+        assert await there() == ["a", "c"]
+        await put("c", 200)  # larger than the whole store: not kept, and nobody gives way
+        assert await there() == ["a"]
+        now = 60.0
+        assert await there() == []
+        assert await store.delete("", "a") is False
+
+    async def test_what_was_put_cannot_be_changed_from_outside(self) -> None:
+        store = MemoryStore(1, 1000, 60)
+        stored = StoredResponse({"status": "completed"}, [])
+        await store.put("", "a", stored)
+        stored.document["status"] = "failed"
+        for _ in range(2):
+            found = await store.get("", "a")
+            assert found is not None and found.document == {"status": "completed"}
+            found.document.clear()
