@@ -14,9 +14,9 @@ from app import streaming
 from app.deps import Serving
 from app.errors import InvalidParameterError, NotFoundError
 from app.generation import Choice, Outputs, best, collect, places_for, run, unless_disconnected, within
-from app.responses import ResponseMetrics, Usage
 from app.schemas import ChoicesRequest
 from app.structured import Constraint
+from app.usage import ResponseMetrics, Usage
 from speculative.errors import InvalidRequestError
 from speculative.request import Grammar, Request
 

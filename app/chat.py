@@ -23,16 +23,15 @@ from app.responses import (
     Delta,
     FinishReason,
     FunctionDelta,
-    ResponseMetrics,
     ToolCall,
     ToolCallDelta,
     TopLogprob,
-    Usage,
 )
 from app.schemas import Prediction
 from app.tokens import TokenTexts, encoded
 from app.tools.parsing import CallDelta, Parsed, ToolParser
 from app.tools.schemas import Tool
+from app.usage import ResponseMetrics, Usage
 from speculative.request import RequestOutput, TokenLogprob
 
 logger = logging.getLogger("moaserve.app")

@@ -9,8 +9,9 @@ from typing import Any
 
 from app.errors import InvalidParameterError
 from app.generation import Choice
-from app.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, ResponseMetrics, Usage
+from app.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason
 from app.tokens import TokenTexts, encoded
+from app.usage import ResponseMetrics, Usage
 from speculative.request import RequestOutput, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's

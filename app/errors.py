@@ -23,7 +23,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.responses import ErrorBody, ErrorInfo
 from speculative.errors import (
@@ -184,32 +183,6 @@ def add_error_handlers(app: FastAPI) -> None:
 
     for kind in (ApiError, RequestValidationError, HTTPException, EngineError):
         app.add_exception_handler(kind, answer)
-
-
-class Unexpected:
-    """ASGI middleware: what nobody foresaw is logged, and answered if that is still possible.
-
-    Starlette's own handler of such errors is outside all middleware: its answers would lack the request's id and CORS headers.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
-        begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except Exception as error:
-            if scope["type"] != "http" or begun:
-                raise
-            await to_api_error(error).response()(scope, receive, send)
 
 
 def _from_routing(error: HTTPException, request: Request) -> ApiError:

@@ -11,9 +11,9 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from app.deps import Serving, ServingEngine
 from app.description import Described
-from app.errors import Unexpected, add_error_handlers
+from app.errors import add_error_handlers
 from app.guard import Guard
-from app.middleware import AccessLog, Head
+from app.middleware import AccessLog, Head, Unexpected
 from app.routes import chat, completions, health, metrics, models, responses, tokenize
 from app.settings import Settings
 from app.streaming import finish_streams_at_shutdown

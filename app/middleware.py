@@ -1,4 +1,4 @@
-"""What all routes share: HEAD, and one access line per request, with its id; never what was asked or answered."""
+"""What all routes share: HEAD, errors that nobody foresaw, and an access line per request; never what was asked or answered."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.errors import to_api_error
 from app.logs import current_request_id
 
 logger = logging.getLogger("moaserve.access")
@@ -35,6 +36,32 @@ class Head:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
         await self._app({**scope, "method": "GET"}, receive, without_body)
+
+
+class Unexpected:
+    """ASGI middleware: what nobody foresaw is logged, and answered if that is still possible.
+
+    Starlette's own handler of such errors is outside all middleware: its answers would lack the request's id and CORS headers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if scope["type"] != "http" or begun:
+                raise
+            await to_api_error(error).response()(scope, receive, send)
 
 
 class AccessLog:

@@ -1,4 +1,4 @@
-"""Response bodies, exactly as OpenAI's API has them; ``metrics`` is vLLM's extension and ours.
+"""Response bodies, exactly as OpenAI's API has them.
 
 They are written with ``exclude_unset``: a field that is not passed does not appear, one that is passed as None appears as null.
 Fields that always appear have no default, so that forgetting one is a type error.
@@ -6,12 +6,11 @@ Fields that always appear have no default, so that forgetting one is a type erro
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from speculative.request import RequestStats
+from app.usage import ResponseMetrics, Usage
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -38,107 +37,6 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 GUARDED = refusals(400, 401, 404, 408, 413, 429, 500, 503)
 """Of a route that generates."""
-
-
-class PromptTokensDetails(BaseModel):
-    """How much of the prompt cost nothing."""
-
-    cached_tokens: int
-
-
-class CompletionTokensDetails(BaseModel):
-    """What the completion's tokens were spent on; of predictions only where the caller sent one."""
-
-    reasoning_tokens: int
-    accepted_prediction_tokens: int | None = None
-    rejected_prediction_tokens: int | None = None
-
-
-class Usage(BaseModel):
-    """Tokens in and out."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
-
-    @classmethod
-    def of(cls, choices: list[RequestStats], n: int) -> Usage:
-        """Usage of a response whose every ``n`` choices share a prompt, which counts once."""
-        prompts = choices[::n]
-        prompt_tokens = sum(stats.prompt_tokens for stats in prompts)
-        completion_tokens = sum(stats.completion_tokens for stats in choices)
-        return cls(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(stats.cached_tokens for stats in prompts)),
-            completion_tokens_details=_details(choices),
-        )
-
-
-def _details(choices: list[RequestStats]) -> CompletionTokensDetails:
-    accepted = sum(stats.num_accepted_prediction_tokens for stats in choices)
-    rejected = sum(stats.num_rejected_prediction_tokens for stats in choices)
-    if not accepted + rejected:
-        return CompletionTokensDetails(reasoning_tokens=0)
-    return CompletionTokensDetails(reasoning_tokens=0, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
-
-
-class SpeculativeDecoding(BaseModel):
-    """What speculation gained; vLLM's names, and ``num_target_calls`` and ``tokens_per_second``.
-
-    ``num_spec_steps`` counts the verifications that carried a draft, ``num_spec_tokens`` the tokens gained in them: the
-    accepted ones and a bonus token each. ``mean_acceptance_length`` is the second over the first, or 1.
-    """
-
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    acceptance_histogram: list[int]
-    num_spec_steps: int
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
-    num_spec_tokens: int
-    num_target_calls: int
-    tokens_per_second: float
-
-
-class ResponseMetrics(BaseModel):
-    """How a response was made."""
-
-    speculative_decoding: SpeculativeDecoding
-
-    @classmethod
-    def of(cls, choices: list[RequestStats]) -> ResponseMetrics:
-        """Metrics of a whole response, all its choices together."""
-        steps = sum(stats.num_drafts for stats in choices)
-        drafted = sum(stats.num_draft_tokens for stats in choices)
-        accepted = sum(stats.num_accepted_draft_tokens for stats in choices)
-        histograms = zip_longest(*(stats.acceptance_histogram for stats in choices), fillvalue=0)
-        return cls(
-            speculative_decoding=SpeculativeDecoding(
-                mean_acceptance_length=1 + accepted / steps if steps else 1.0,
-                draft_acceptance_rate=accepted / drafted if drafted else 0.0,
-                acceptance_histogram=[sum(counts) for counts in histograms],
-                num_spec_steps=steps,
-                num_accepted_draft_tokens=accepted,
-                num_draft_tokens=drafted,
-                num_spec_tokens=accepted + steps,
-                num_target_calls=sum(stats.num_target_calls for stats in choices),
-                tokens_per_second=_tokens_per_second(choices),
-            )
-        )
-
-
-def _tokens_per_second(choices: list[RequestStats]) -> float:
-    """Decode speed of the choices together: their tokens after the first over the time since the first."""
-    if len(choices) == 1:
-        return choices[0].tokens_per_second
-    first = [stats.first_token_time for stats in choices if stats.first_token_time is not None]
-    last = [stats.last_token_time for stats in choices if stats.last_token_time is not None]
-    elapsed = max(last) - min(first) if first and last else 0.0
-    return sum(max(stats.completion_tokens - 1, 0) for stats in choices) / elapsed if elapsed > 0 else 0.0
 
 
 class TopLogprob(BaseModel):

@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import to_api_error
 from app.generation import Outputs, finish_reason
-from app.responses import ChatCompletionChunk, Completion, FinishReason, ResponseMetrics, Usage
+from app.responses import ChatCompletionChunk, Completion, FinishReason
 from app.responses_api.events import Event
 from app.schemas import ChoicesRequest
+from app.usage import ResponseMetrics, Usage
 from speculative.request import Request, RequestOutput, RequestStats
 
 logger = logging.getLogger("moaserve.app")

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.responses import ContentLogprob, ResponseMetrics
+from app.responses import ContentLogprob
+from app.usage import ResponseMetrics
 from speculative.request import RequestStats
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from app.chat import content_logprob
 from app.errors import to_api_error
 from app.generation import finish_reason
-from app.responses import ContentLogprob, ResponseMetrics
+from app.responses import ContentLogprob
 from app.responses_api.bodies import (
     IncompleteDetails,
     ItemStatus,
@@ -26,6 +26,7 @@ from app.responses_api.message import MessageWriter
 from app.responses_api.pieces import Pieces
 from app.tokens import TokenTexts
 from app.tools.parsing import CallDelta, ToolParser
+from app.usage import ResponseMetrics
 from speculative.request import RequestOutput
 
 Ending = Literal["response.completed", "response.incomplete", "response.failed"]
