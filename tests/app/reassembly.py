@@ -22,7 +22,7 @@ def reassembled(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
                 choice["text"] = choice.get("text", "") + part["text"]
             choice["logprobs"] = _joined(choice["logprobs"], part["logprobs"])
             choice["finish_reason"] = part["finish_reason"]
-    return {"choices": [choices[index] for index in sorted(choices)], "usage": usage}
+    return {"choices": [_without_ids(choices[index]) for index in sorted(choices)], "usage": usage}
 
 
 def _merge(message: dict[str, Any], delta: dict[str, Any]) -> None:
@@ -51,4 +51,14 @@ def _joined(before: dict[str, Any] | None, more: dict[str, Any] | None) -> dict[
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
     """What of a whole answer does not differ from one time to the next."""
-    return {"choices": document["choices"], "usage": document["usage"]}
+    return {"choices": [_without_ids(choice) for choice in document["choices"]], "usage": document["usage"]}
+
+
+def _without_ids(choice: dict[str, Any]) -> dict[str, Any]:
+    """Calls get a new id each time, and an index in streams only; a message of calls alone has no content, or none yet."""
+    message = choice.get("message", {})
+    for call in message.get("tool_calls", ()):
+        assert call.pop("id").startswith("call_")
+        call.pop("index", None)
+        message["content"] = message["content"] or None
+    return choice

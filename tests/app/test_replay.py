@@ -16,6 +16,12 @@ WORDS = "Good morning! Two tables for five, please."
 # Several tokens make one of these characters; an emoji with a skin tone is two.
 MANY_BYTES = "naïve café – 漢字 🙂 👋🏽 done: ✓"
 CODE = "def add(a, b):\n    return a + b\n\n\nprint(add(1, 2))\n"
+FUNCTION = {"name": "book_table", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
+
+
+def called(arguments: str) -> str:
+    return '<tool_call>\n{"name": "book_table", "arguments": ' + arguments + "}\n</tool_call>"
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,22 @@ CASES = {
         CHAT, chat(stop_token_ids=[tokens_of(WORDS)[4]]), (tokens_of(WORDS),),
         (ScriptedEngine.tokenizer.decode(tokens_of(WORDS)[:4]),), tokens=(5,),
     ),
+    "a call": Case(
+        CHAT, chat(**TOOLS), (tokens_of(called('{"city": "San José 🙂", "n": [1, {"a": "}"}]}')),), ("",), ("tool_calls",),
+    ),
+    "calls after a text, with log-probabilities": Case(
+        CHAT, chat(**TOOLS, logprobs=True, top_logprobs=1),
+        (tokens_of("One moment – 🙂.\n" + called('{"city": "</tool_call>"}') + "\n" + called("{}")),),
+        ("One moment – 🙂.",), ("tool_calls",),
+    ),
+    "what only begins like a call": Case(
+        CHAT, chat(**TOOLS, n=2), (tokens_of("<tool_call>\n{nothing}"), tokens_of("a <tool_"),),
+        ("<tool_call>\n{nothing}", "a <tool_"), ("stop", "stop"),
+    ),
+    "a call that a limit cuts off": Case(
+        CHAT, chat(**TOOLS, max_tokens=len(tokens_of(called('{"city": "San')[:-14]))),
+        (tokens_of(called('{"city": "San José"}')),), ("",), ("length",), (len(tokens_of(called('{"city": "San')[:-14])),),
+    ),
     "nothing": Case(CHAT, chat(), ([],), ("",)),
 }  # fmt: skip
 STEPS = range(1, 9)
@@ -136,8 +158,8 @@ async def test_usage_so_far_grows_with_what_has_come(steps: int) -> None:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    content: str = choice["text"] if "text" in choice else choice["message"]["content"]
-    return content
+    content: str | None = choice["text"] if "text" in choice else choice["message"]["content"]
+    return content or ""
 
 
 def _tokens_told(logprobs: dict[str, Any]) -> int:
