@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,3 +165,38 @@ def _text(choice: dict[str, Any]) -> str:
 
 def _tokens_told(logprobs: dict[str, Any]) -> int:
     return len(logprobs["content"] if "content" in logprobs else logprobs["tokens"])
+
+
+RESPONSES = {
+    "text": ({}, MANY_BYTES),
+    "log-probabilities": ({"include": ["message.output_text.logprobs"], "top_logprobs": 1}, MANY_BYTES),
+    "calls": ({"tools": [{"type": "function", **FUNCTION}]}, "One moment.\n" + called('{"city": "San José 🙂"}') + called("{}")),
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+async def test_a_response_adds_up_to_the_whole_one_whatever_its_steps(name: str) -> None:
+    extra, written = RESPONSES[name]
+    body = {"input": "Hi", "max_output_tokens": 200, **extra}
+    answers = []
+    for steps in STEPS:
+        async with served(ScriptedEngine([tokens_of(written)], steps)) as (client, _):
+            whole = (await client.post("/v1/responses", json=body)).json()
+        async with served(ScriptedEngine([tokens_of(written)], steps)) as (client, _):
+            streamed = (await client.post("/v1/responses", json=body | {"stream": True})).text
+        told = [json.loads(event.split("\ndata: ")[1]) for event in streamed.strip().split("\n\n")]
+        assert told[-1]["type"] == "response.completed"
+        answers += [_output(whole), _output(told[-1]["response"])]
+        deltas: dict[int, str] = {}
+        for event in told:
+            if event["type"] in ("response.output_text.delta", "response.function_call_arguments.delta"):
+                deltas[event["output_index"]] = deltas.get(event["output_index"], "") + event["delta"]
+        items = whole["output"]
+        assert list(deltas.values()) == [item.get("arguments") or item["content"][0]["text"] for item in items]
+    assert answers == answers[:1] * len(answers)
+
+
+def _output(response: dict[str, Any]) -> list[Any]:
+    """Items without their ids, and usage."""
+    items = [{key: value for key, value in item.items() if key not in ("id", "call_id")} for item in response["output"]]
+    return [*items, response["usage"]]
