@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -112,10 +113,13 @@ class GrammarMatcher:
 
     def mask(self, scores: Tensor) -> Tensor:
         """Scores [V] with −inf for the tokens that may not come next."""
+        return scores.masked_fill(~self._allowed().to(scores.device), float("-inf"))
+
+    def _allowed(self) -> Tensor:
+        """Which tokens may come next [V]."""
         self._matcher.fill_next_token_bitmask(self._bitmask)
         bits = torch.arange(32, dtype=torch.int32)
-        allowed = (self._bitmask[0].unsqueeze(1) >> bits & 1).bool().flatten()[: self._vocab_size]
-        return scores.masked_fill(~allowed.to(scores.device), float("-inf"))
+        return (self._bitmask[0].unsqueeze(1) >> bits & 1).bool().flatten()[: self._vocab_size]
 
     def following(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
         """The rows of a draft tree, as in ``DraftTree`` and ascending, that lie on texts which the grammar allows."""
@@ -135,8 +139,14 @@ class GrammarMatcher:
         return sorted(kept)
 
     def forced(self) -> list[int]:
-        """Tokens for the text that must come next, [] where there is a choice."""
+        """Tokens for the text that must come next, and for its end if nothing can follow; [] where there is a choice."""
         if self._text is None or not (text := self._matcher.find_jump_forward_string()):
             return []
         ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
-        return ids
+        # Some tokenizers begin every text with a space, which the grammar may not allow.
+        accepted = sum(1 for _ in takewhile(self._matcher.accept_token, ids))
+        forced = ids[:accepted]
+        if self._matcher.is_completed() and int(self._allowed().sum()) == len(self._matcher.stop_token_ids):
+            forced.append(self._matcher.stop_token_ids[0])
+        self._matcher.rollback(accepted)
+        return forced

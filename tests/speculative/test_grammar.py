@@ -129,6 +129,13 @@ def test_json_inside_of_tags_is_written_in_one_way_too(make_speller) -> None:
     assert drafted["a"][-1].stats.num_target_calls < 0.7 * plain["a"][-1].stats.num_target_calls
 
 
+def test_the_end_is_drafted_where_nothing_can_follow(make_speller) -> None:
+    asked = request("a", grammar=Grammar("regex", "[ab]: the rest"), temperature=0.0)
+    stats = run(make_speller("ngram"), [asked])["a"][-1].stats
+    # The prompt, the letter, and the rest with its end in steps of as many tokens as a tree may have.
+    assert stats.num_target_calls <= 2 + -(-stats.completion_tokens // 16)
+
+
 def test_drafts_that_break_the_grammar_are_not_verified(make_speller) -> None:
     asked = request("a", grammar=Grammar("regex", "[0-9]{60}"), temperature=0.0)
     engine = make_speller("moa")
