@@ -38,6 +38,9 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 GUARDED = refusals(400, 401, 404, 408, 413, 429, 500, 503)
 """Of a route that generates."""
 
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What a route's success is besides JSON, where `stream` is true."""
+
 
 class TopLogprob(BaseModel):
     """A token that could have stood there; ``bytes`` are its UTF-8, which may be part of a character only."""

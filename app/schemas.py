@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,7 @@ from app.structured import Constraint, ResponseFormat, StructuredRequest, form_o
 from app.tools.schemas import Tool, ToolOptions
 from speculative.request import MAX_LOGPROBS
 
+T = TypeVar("T")
 INT64 = 2**63
 
 
@@ -46,6 +47,8 @@ def _is_token(ids: list[Any]) -> bool:
     return bool(ids) and all(type(token) is int for token in ids)
 
 
+_Text = Annotated[str, Field(min_length=1)]
+_Some = Annotated[list[T], Field(min_length=1)]
 LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
 StopTexts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 
@@ -200,7 +203,7 @@ class CompletionRequest(ChoicesRequest):
 
     prompt: Annotated[
         list[str] | list[list[int]],
-        PlainValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+        PlainValidator(_prompts, json_schema_input_type=_Text | _Some[_Text] | _Some[int] | _Some[_Some[int]]),
     ]
     max_tokens: int | None = Field(None, ge=0, description="0 generates nothing: with echo and logprobs the prompt is scored.")
     best_of: int | None = Field(None, ge=1, le=128)

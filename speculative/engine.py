@@ -74,14 +74,15 @@ class Engine:
                 raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {self.info.vocab_size}", param=name)
         if len(prompt) >= limit:
             raise ContextLengthError(
-                f"This model's context holds {limit} tokens and the prompt has {len(prompt)}. Shorten the prompt.",
+                # OpenAI's words, by which clients tell this error from others.
+                f"This model's maximum context length is {limit} tokens. However, your prompt is too long: it has {len(prompt)}.",
                 param="prompt",
             )
         wanted = request.params.max_tokens
         if wanted is not None and len(prompt) + wanted > limit:
             raise ContextLengthError(
-                f"This model's context holds {limit} tokens; the prompt has {len(prompt)} and max_tokens asks for {wanted} more. "
-                f"Shorten the prompt or ask for at most {limit - len(prompt)} tokens.",
+                f"This model's maximum context length is {limit} tokens. However, your prompt has {len(prompt)} and max_tokens "
+                f"asks for {wanted} more. Shorten the prompt or ask for at most {limit - len(prompt)} tokens.",
                 param="max_tokens",
             )
 

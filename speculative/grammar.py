@@ -140,7 +140,13 @@ class GrammarMatcher:
 
     def forced(self) -> list[int]:
         """Tokens for the text that must come next, and for its end if nothing can follow; [] where there is a choice."""
-        if self._text is None or not (text := self._matcher.find_jump_forward_string()):
+        if self._text is None:
+            return []
+        try:
+            text = self._matcher.find_jump_forward_string()
+        except UnicodeDecodeError:  # it begins or ends within a character, and xgrammar tells it as text or not at all
+            text = ""
+        if not text:
             return []
         ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
         # Some tokenizers begin every text with a space, which the grammar may not allow.

@@ -11,7 +11,7 @@ from app import chat
 from app.answering import answer, check_grammar, check_model, check_tools, tokenize
 from app.deps import ServingDep
 from app.generation import requests_for
-from app.responses import GUARDED, ChatCompletion
+from app.responses import GUARDED, STREAMED, ChatCompletion
 from app.schemas import ChatCompletionRequest
 from app.tokens import TokenTexts
 from app.tools.calling import calling
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1", tags=["chat"])
 @router.post(
     "/chat/completions",
     response_model=ChatCompletion,
-    responses=GUARDED,
+    responses=GUARDED | STREAMED,
 )
 async def create_chat_completion(body: ChatCompletionRequest, http: Request, serving: ServingDep) -> Response:
     """Answer a conversation."""

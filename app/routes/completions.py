@@ -11,7 +11,7 @@ from app import completions
 from app.answering import answer, check_grammar, check_model, tokenize
 from app.deps import ServingDep
 from app.generation import requests_for
-from app.responses import GUARDED, Completion
+from app.responses import GUARDED, STREAMED, Completion
 from app.schemas import CompletionRequest
 from app.tokens import TokenTexts
 
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["completions"])
 @router.post(
     "/completions",
     response_model=Completion,
-    responses=GUARDED,
+    responses=GUARDED | STREAMED,
 )
 async def create_completion(body: CompletionRequest, http: Request, serving: ServingDep) -> Response:
     """Continue one prompt or several; choice ``k`` of prompt ``p`` has index ``p * n + k``."""

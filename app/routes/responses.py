@@ -17,7 +17,7 @@ from app.answering import check_grammar, check_model, check_tools, limited, toke
 from app.deps import OwnerDep, Serving, ServingDep
 from app.errors import ApiError, InvalidParameterError, NotFoundError
 from app.generation import places_for, requests_for, run
-from app.responses import GUARDED, refusals
+from app.responses import GUARDED, STREAMED, refusals
 from app.responses_api.answering import Answering
 from app.responses_api.bodies import RUNNING, ItemList, ResponseBody, ResponseDeleted
 from app.responses_api.conversation import conversation
@@ -38,7 +38,7 @@ LOOKED_UP = refusals(400, 401, 404, 429)
 NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 
 
-@router.post("", response_model=ResponseBody, responses=GUARDED)
+@router.post("", response_model=ResponseBody, responses=GUARDED | STREAMED)
 async def create_response(body: ResponseRequest, http: Request, serving: ServingDep, owner: OwnerDep) -> Response:
     """Answer a conversation, and keep the answer."""
     model = check_model(serving, body.model)

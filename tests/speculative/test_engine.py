@@ -212,8 +212,8 @@ def test_stats_add_up(make_engine) -> None:
         ([], {}, InvalidRequestError, "empty"),
         ([1, 160], {}, InvalidRequestError, "160 is outside"),
         ([-1], {}, InvalidRequestError, "-1 is outside"),
-        ([1] * 128, {}, ContextLengthError, "128 tokens and the prompt has 128"),
-        ([1] * 100, {"max_tokens": 29}, ContextLengthError, "at most 28"),
+        ([1] * 128, {}, ContextLengthError, "prompt is too long: it has 128"),
+        ([1] * 100, {"max_tokens": 29}, ContextLengthError, "^This model's maximum context length is 128 tokens.* at most 28"),
     ],
 )
 def test_impossible_requests_are_refused(make_engine, prompt, params, error, message) -> None:

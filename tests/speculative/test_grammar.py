@@ -13,9 +13,10 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from models.loader import read_json
+from models.loader import BUNDLED, load_tokenizer, read_json
 from speculative.engine import Engine
 from speculative.errors import InvalidRequestError
+from speculative.grammar import Grammars
 from speculative.request import Grammar, Request, RequestOutput, SamplingParams
 from speculative.tree import DraftTree
 from tests.speculative.conftest import DRAFT, MOA_KINDS, N0, run, tokens
@@ -216,3 +217,13 @@ def test_pruned_trees_keep_their_shape() -> None:
     assert pruned.parents.tolist() == [[0, 1, 2], [0, 0, 0]]
     assert pruned.sizes == (3, 1)
     assert tree.pruned([[], []]).num_rows == 1
+
+
+def test_text_that_is_forced_up_to_the_middle_of_a_character_is_left_to_the_drafter() -> None:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    grammars = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    # These characters share their first byte, and the two emoji all bytes but the last.
+    for choices, following in (('"ø" | "Ù"', []), ('"so 🙂" | "so 🙃"', [])):
+        assert grammars.follow(Grammar("ebnf", f"root ::= {choices}")).forced() == following
+    assert tokenizer.decode(grammars.follow(Grammar("ebnf", 'root ::= "so 🙂" | "so 🙂🙂"')).forced()) == "so 🙂"
