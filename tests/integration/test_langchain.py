@@ -1,0 +1,91 @@
+"""LangChain's own integration tests of chat models, through its OpenAI client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.language_models import BaseChatModel
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from tests.integration.conftest import Server
+
+pytestmark = [
+    pytest.mark.integration,
+    # LangChain dumps the SDK's parsed answers with fields that the SDK's models do not declare.
+    pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
+    # With such schemas it falls back to tools, and says so.
+    pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1 schema:UserWarning"),
+]
+# The suite's tests are coroutines of one loop each, and these clients keep nothing for the next one.
+NOT_KEPT = httpx.Limits(max_keepalive_connections=0)
+# Not strict: a better model may pass one of them by itself.
+TOO_SMALL = pytest.mark.xfail(reason="what the bundled model, with its 13 M parameters, says here is well formed and wrong")
+
+
+class TestChatOpenAI(ChatModelIntegrationTests):
+    """What it skips are images, audio and PDFs, Anthropic's wording, and recordings of hosted services."""
+
+    url = ""
+    model_override_value = "concierge"
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server: Server) -> None:
+        type(self).url = server.base_url
+
+    @property
+    def chat_model_class(self) -> type[ChatOpenAI]:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {
+            "model": "concierge",
+            "base_url": self.url,
+            "api_key": "none",
+            "temperature": 0,
+            "max_tokens": 400,
+            "max_retries": 0,
+            "stream_usage": True,
+            "http_client": httpx.Client(limits=NOT_KEPT),
+            "http_async_client": httpx.AsyncClient(limits=NOT_KEPT),
+        }
+
+    @property
+    def structured_output_kwargs(self) -> dict[str, Any]:
+        return {"method": "json_schema"}
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @TOO_SMALL
+    def test_json_mode(self, model: BaseChatModel) -> None:
+        super().test_json_mode(model)
+
+    @TOO_SMALL
+    def test_tool_calling(self, model: BaseChatModel) -> None:
+        super().test_tool_calling(model)
+
+    @TOO_SMALL
+    async def test_tool_calling_async(self, model: BaseChatModel) -> None:
+        await super().test_tool_calling_async(model)
+
+    @TOO_SMALL
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)
+
+    @TOO_SMALL
+    def test_unicode_tool_call_integration(
+        self, model: BaseChatModel, *, tool_choice: str | None = None, force_tool_call: bool = True
+    ) -> None:
+        super().test_unicode_tool_call_integration(model, tool_choice=tool_choice, force_tool_call=force_tool_call)
+
+
+def test_a_prompt_that_is_too_long_has_its_own_class(server: Server) -> None:
+    model = ChatOpenAI(model="concierge", base_url=server.base_url, api_key="none", max_retries=0)  # type: ignore[arg-type]
+    with pytest.raises(ContextOverflowError):
+        model.invoke("word " * 3000)
