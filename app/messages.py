@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -16,15 +17,17 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-def joined_parts(content: Any) -> Any:
-    """Text parts as one string, a line each, as vLLM joins them; other kinds of parts are refused."""
+def joined_parts(content: Any, kinds: Sequence[str] = ("text",)) -> Any:
+    """Text parts as one string, a line each, as vLLM joins them; parts that are none of these ``kinds`` are refused."""
     if not isinstance(content, list):
         return content
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise PydanticCustomError("invalid_value", "only content parts of type 'text' are supported", {"at": f"[{index}].type"})
+        if kind not in kinds:
+            named = " or ".join(map(repr, kinds))
+            message = "only content parts of type {named} are supported"
+            raise PydanticCustomError("invalid_value", message, {"named": named, "at": f"[{index}].type"})
         if not isinstance(part.get("text"), str):
             raise PydanticCustomError("string_type", "Input should be a valid string", {"at": f"[{index}].text"})
         texts.append(part["text"])

@@ -95,16 +95,17 @@ class GrammarMatcher:
         self._bitmask = xgrammar.allocate_token_bitmask(1, vocab_size)
         self._vocab_size = vocab_size
         self._text = text
+        self._stuck = False
 
     @property
     def ended(self) -> bool:
         """True once the text has its end token."""
-        return self._matcher.is_terminated()
+        return self._stuck or self._matcher.is_terminated()
 
     def accept(self, token: int) -> None:
         """The text goes on with ``token``, which must be one that is allowed."""
         if not self._matcher.accept_token(token):
-            raise AssertionError(f"token {token} breaks the grammar")
+            self._stuck = True
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next."""
@@ -116,10 +117,13 @@ class GrammarMatcher:
         return scores.masked_fill(~self._allowed().to(scores.device), float("-inf"))
 
     def _allowed(self) -> Tensor:
-        """Which tokens may come next [V]."""
+        """Which tokens may come next [V]; the end where the grammar wants a text that these tokens cannot write."""
         self._matcher.fill_next_token_bitmask(self._bitmask)
         bits = torch.arange(32, dtype=torch.int32)
-        return (self._bitmask[0].unsqueeze(1) >> bits & 1).bool().flatten()[: self._vocab_size]
+        allowed = (self._bitmask[0].unsqueeze(1) >> bits & 1).bool().flatten()[: self._vocab_size]
+        if not allowed.any():
+            allowed[self._matcher.stop_token_ids] = True
+        return allowed
 
     def following(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
         """The rows of a draft tree, as in ``DraftTree`` and ascending, that lie on texts which the grammar allows."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app import parameters
-from app.messages import FunctionCall, Message, StrictModel, ToolCall
+from app.messages import FunctionCall, Message, StrictModel, ToolCall, joined_parts
 from app.responses_api.bodies import ItemStatus
 
 Item = dict[str, Any]
 """An item as OpenAI's API lists it."""
+PARTS = ("input_text", "output_text", "text")
 KINDS = ("message", "function_call", "function_call_output", "item_reference")
 _ID = re.compile(r"[a-z]+_([0-9a-f]{32})_.+")
 
@@ -30,23 +32,7 @@ def response_of(item: str) -> str | None:
     return f"resp_{match[1]}" if match else None
 
 
-def _texts(content: Any) -> Any:
-    """Parts as one string, a line each, as in chat; other kinds of parts than text are refused."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("input_text", "output_text", "text"):
-            message = "only content parts of types 'input_text' and 'output_text' are supported"
-            raise PydanticCustomError("invalid_value", message, {"at": f"[{index}].type"})
-        if not isinstance(part.get("text"), str):
-            raise PydanticCustomError("string_type", "Input should be a valid string", {"at": f"[{index}].text"})
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-Texts = Annotated[str, BeforeValidator(_texts, str | list[dict[str, Any]])]
+Texts = Annotated[str, BeforeValidator(partial(joined_parts, kinds=PARTS), str | list[dict[str, Any]])]
 
 
 class _InputItem(StrictModel):

@@ -161,7 +161,7 @@ async def test_models(client: httpx.AsyncClient) -> None:
 
 async def test_the_openapi_document_shows_what_may_be_sent(client: httpx.AsyncClient) -> None:
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
-    assert {"type": "string"} in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
+    assert {"type": "string", "minLength": 1} in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]
     assert schemas["ChatCompletionRequest"]["required"] == ["messages"]
     assert schemas["ChatCompletionRequest"]["additionalProperties"] is False
 

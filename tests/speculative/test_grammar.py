@@ -155,6 +155,15 @@ def test_a_complete_grammar_ends_the_text_before_min_tokens(make_speller) -> Non
         assert outputs["a"][-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_ends_where_the_tokens_cannot_write_what_must_follow(make_speller, temperature: float) -> None:
+    asked = request("a", grammar=Grammar("ebnf", 'root ::= "no é"'), temperature=temperature)
+    beside = request("b", temperature=temperature)
+    outputs = run(make_speller("moa"), [asked, beside])
+    assert texts(outputs)["a"] == "no " and outputs["a"][-1].finish_reason == "stop"
+    assert outputs["b"][-1].stats.completion_tokens > 10
+
+
 def test_min_tokens_hold_while_the_grammar_can_go_on(make_speller) -> None:
     asked = request("a", grammar=Grammar("regex", "a+"), min_tokens=30, temperature=0.0)
     written = texts(run(make_speller("moa"), [asked]))["a"]
