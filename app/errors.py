@@ -3,6 +3,7 @@
 ApiError                        what a client is told, in OpenAI's shape
 ├── InvalidParameterError       400: a parameter is wrong, missing, unknown or not honoured
 ├── AuthenticationError         401: no API key, or one that is not accepted
+├── PermissionDeniedError       403: a host that this server does not answer for
 ├── NotFoundError               404: no such model or route
 ├── RequestTimeoutError         408: it took longer than this server allows
 ├── RequestTooLargeError        413: the body is larger than this server reads
@@ -85,6 +86,13 @@ class AuthenticationError(ApiError):
             else "You didn't provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
         )
         super().__init__(message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+class PermissionDeniedError(ApiError):
+    """Whatever is asked, it is not answered here."""
+
+    status = 403
+    type = "invalid_request_error"
 
 
 class RequestTimeoutError(ApiError):

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import ApiError, AuthenticationError, InvalidParameterError, RequestTooLargeError, TooManyRequestsError
+from app.errors import ApiError, AuthenticationError, PermissionDeniedError, RequestTooLargeError, TooManyRequestsError
 from app.keys import ApiKeys
 from app.settings import Settings
 
@@ -48,7 +48,7 @@ class Guard:
     def _check(self, scope: Scope, headers: Headers) -> None:
         host = headers.get("host", "").rsplit(":", 1)[0].lower()
         if self._hosts and not any(fnmatchcase(host, allowed) for allowed in self._hosts):
-            raise InvalidParameterError(f"This server does not answer for the host '{host}'.", code="invalid_host")
+            raise PermissionDeniedError(f"This server does not answer for the host '{host}'.", code="host_not_allowed")
         # A browser asks without a key whether it may ask with one.
         if scope["method"] != "OPTIONS" and scope["path"].startswith(GUARDED):
             caller = scope["client"][0] if scope.get("client") else "unknown"

@@ -11,7 +11,7 @@ from app.errors import UnavailableError
 from app.responses import Probe, refusals
 
 logger = logging.getLogger("moaserve.app")
-router = APIRouter(tags=["health"], responses=refusals(503))
+router = APIRouter(tags=["health"], responses=refusals(403, 503))
 
 
 @router.get("/health")

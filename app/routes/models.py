@@ -11,13 +11,13 @@ from app.responses import Model, ModelList, refusals
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-@router.get("", responses=refusals(401, 429, 503))
+@router.get("", responses=refusals(401, 403, 429, 503))
 async def list_models(serving: ServingDep) -> ModelList:
     """The one model that is served."""
     return ModelList(object="list", data=[_model(serving, check_model(serving, None))])
 
 
-@router.get("/{model_id:path}", responses=refusals(401, 404, 429, 503))
+@router.get("/{model_id:path}", responses=refusals(401, 403, 404, 429, 503))
 async def retrieve_model(model_id: str, serving: ServingDep) -> Model:
     """A model by name; names of hub models contain a slash."""
     return _model(serving, check_model(serving, model_id))

@@ -34,7 +34,7 @@ from speculative.request import Request as EngineRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"])
 
-LOOKED_UP = refusals(400, 401, 404, 429)
+LOOKED_UP = refusals(400, 401, 403, 404, 429)
 NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 
 
