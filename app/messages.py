@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app import parameters
@@ -15,6 +15,24 @@ class StrictModel(BaseModel):
     """What callers send: a wrong type is refused, not converted, and an unknown field is refused, not dropped."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+DEEPEST = 64
+"""Levels of a JSON schema: compiling one takes time that grows with the cube of its depth."""
+
+
+def _not_too_deep(schema: Any) -> Any:
+    level = [schema]
+    for _ in range(DEEPEST):
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return schema
+    raise PydanticCustomError("invalid_value", "it is nested deeper than {deepest} levels", {"deepest": DEEPEST})
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(_not_too_deep)]
+"""A JSON schema."""
 
 
 def joined_parts(content: Any, kinds: Sequence[str] = ("text",)) -> Any:

@@ -7,12 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.messages import StrictModel
+from app.messages import Schema, StrictModel
 from speculative.request import Grammar
 
+
+def _parsed(schema: Any) -> Any:
+    """A schema that came as text."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise PydanticCustomError("invalid_value", "it is not JSON: {error}", {"error": str(error)}) from None
+
+
+SchemaOrText = Annotated[Schema | None, BeforeValidator(_parsed, dict[str, Any] | str | None)]
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 
 
@@ -21,7 +33,7 @@ class JsonSchema(StrictModel):
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -43,7 +55,7 @@ class ResponseFormat(StrictModel):
 class StructuredOutputs(StrictModel):
     """vLLM's extension: one of these."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema, as an object or as text.")
+    json_: SchemaOrText = Field(None, alias="json", description="A JSON schema, as an object or as text.")
     json_object: bool | None = Field(None, description="Any JSON object.")
     regex: str | None = None
     choice: Choices | None = Field(None, description="One of these texts.")
@@ -62,7 +74,7 @@ class StructuredRequest(StrictModel):
     """The parameters that ask for a form; a request has one of them at most."""
 
     structured_outputs: StructuredOutputs | None = Field(None, description="Extension. The form that the answer must have.")
-    guided_json: dict[str, Any] | str | None = Field(None, description="Extension. As json in structured_outputs.")
+    guided_json: SchemaOrText = Field(None, description="Extension. As json in structured_outputs.")
     guided_regex: str | None = Field(None, description="Extension. As regex in structured_outputs.")
     guided_choice: Choices | None = Field(None, description="Extension. As choice in structured_outputs.")
     guided_grammar: str | None = Field(None, description="Extension. As grammar in structured_outputs.")
@@ -111,10 +123,8 @@ def form_of(wanted: ResponseFormat | None, param: str) -> Constraint | None:
     return Constraint(Grammar("json_schema", json.dumps(schema)), param)
 
 
-def _json_schema(schema: dict[str, Any] | str | None) -> Grammar | None:
-    if schema is None:
-        return None
-    return Grammar("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+def _json_schema(schema: dict[str, Any] | None) -> Grammar | None:
+    return None if schema is None else Grammar("json_schema", json.dumps(schema))
 
 
 def _given(kind: Literal["regex", "ebnf"], source: str | None) -> Grammar | None:

@@ -18,6 +18,9 @@ from speculative.errors import InvalidRequestError
 from speculative.json_schema import reason, unsupported
 from speculative.request import Grammar
 
+LONGEST = {"json_schema": 2**16, "regex": 2**10, "ebnf": 2**13, "structural_tag": 2**18}
+"""Characters of a grammar: repetitions side by side take a time to compile that grows with the square of their number."""
+
 CACHE_BYTES = 256 * 2**20
 """Compiled grammars that are kept for the next request."""
 
@@ -41,6 +44,9 @@ class Grammars:
         """Raises InvalidRequestError for what is no grammar, or none that can be followed."""
         if not self._ends:
             raise InvalidRequestError("this model has no end token, so no grammar could end its text", param="grammar")
+        if len(grammar.source) > LONGEST[grammar.kind]:
+            message = f"it has {len(grammar.source)} characters, and at most {LONGEST[grammar.kind]} are compiled"
+            raise InvalidRequestError(message, param="grammar")
         try:
             match grammar.kind:
                 case "json_schema":

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app import parameters
-from app.messages import StrictModel
+from app.messages import Schema, StrictModel
 from app.structured import JsonSchema, ResponseFormat
 from app.tools.schemas import Function, NamedFunction, Tool, ToolChoice
 
@@ -53,7 +53,7 @@ class TextFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.messages import StrictModel
+from app.messages import Schema, StrictModel
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -17,7 +17,7 @@ class Function(StrictModel):
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Schema | None = None
     strict: bool | None = Field(None, description="Arguments always follow the schema; forced calls do so anyway.")
 
     @field_validator("parameters")

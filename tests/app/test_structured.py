@@ -12,7 +12,11 @@ from speculative.request import Grammar
 from tests.app.fakes import FakeEngine, chat_body
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+DEEP: Any = 1
+for _ in range(100):
+    DEEP = {"items": DEEP}
 REFUSED = {"title": "refuse me"}
+DEEPER = "response_format.json_schema.schema"
 AS_SCHEMA = Grammar("json_schema", json.dumps(SCHEMA))
 ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
 FORMS: list[tuple[dict[str, Any], Grammar | None]] = [
@@ -58,6 +62,12 @@ async def test_the_engine_follows_what_callers_ask_for(
         ({"structured_outputs": {"colour": "red"}}, "structured_outputs.colour"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "true"}, "guided_json"),
+        ({"guided_json": "[" * 100_000}, "guided_json"),
+        ({"guided_json": DEEP}, "guided_json"),
+        ({"structured_outputs": {"json": json.dumps(DEEP)}}, "structured_outputs.json"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": DEEP}}}, DEEPER),
         ({"guided_regex": "refuse me"}, "guided_regex"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"title": "refuse me"}}}},

@@ -199,6 +199,7 @@ def test_the_end_token_in_a_draft_ends_the_text(make_speller) -> None:
         (Grammar("json_schema", '{"not": {}}'), "'not'"),
         (Grammar("json_schema", "false"), "cannot accept any value"),
         (Grammar("structural_tag", "{}"), "format"),
+        (Grammar("regex", "a?" * 1000), "at most"),
     ],
     ids=str,
 )
