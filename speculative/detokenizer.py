@@ -49,11 +49,11 @@ class Detokenizer:
             self.stopped = True
             self._held = ""
             return held[: min(ends)]
-        keep = max(_overlap(held, stop) for stop in self._stop)
+        keep = max(overlap(held, stop) for stop in self._stop)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that begins ``stop``."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

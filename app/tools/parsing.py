@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from app.tools.formats import Format
 from app.tools.reading import CallReader
+from speculative.detokenizer import overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class ToolParser:
             marks.append(self._format.closer)
         places = {place: mark for mark in marks if (place := self._text.find(mark)) >= 0}
         if not places:
-            waiting = 0 if final else max(_overlap(self._text, mark) for mark in marks)
+            waiting = 0 if final else max(overlap(self._text, mark) for mark in marks)
             kept = self._text[: len(self._text) - waiting]
             certain = kept if final else kept.rstrip()
             self._give(certain)
@@ -163,8 +164,3 @@ def _merged(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
             delta = CallDelta(first.index, first.arguments + delta.arguments, first.id, first.name)
         merged.append(delta)
     return tuple(merged)
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of ``text`` that begins ``mark``."""
-    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)
