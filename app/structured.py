@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -88,7 +89,7 @@ class StructuredRequest(StrictModel):
             )
         return self
 
-    @property
+    @cached_property  # asked for by every choice of a request
     def constraint(self) -> Constraint | None:
         """What the answer must look like; None: anything."""
         return next(iter(self._constraints()), None)

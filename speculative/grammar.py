@@ -50,7 +50,8 @@ class Grammars:
         try:
             match grammar.kind:
                 case "json_schema":
-                    self._check_schema(grammar.source)
+                    if (problem := _schema_problem(grammar.source)) is not None:
+                        raise InvalidRequestError(problem, param="grammar")
                     # One way to write a value, json.dumps's: what has no choice need not be asked of the model.
                     return self._compiler.compile_json_schema(grammar.source, any_whitespace=False)
                 case "regex":
@@ -62,21 +63,22 @@ class Grammars:
         except _ERRORS as error:
             raise InvalidRequestError(reason(error), param="grammar") from None
 
-    @staticmethod
-    def _check_schema(source: str) -> None:
-        try:
-            schema = json.loads(source)
-        except ValueError as error:
-            raise InvalidRequestError(f"the schema is not JSON: {error}", param="grammar") from None
-        if (problem := unsupported(schema)) is not None:
-            raise InvalidRequestError(problem, param="grammar")
-
     def follow(self, grammar: Grammar) -> GrammarMatcher:
         """The beginning of a text that follows ``grammar``; raises as ``compile``."""
         return GrammarMatcher(self.compile(grammar), self._vocab_size, self._text)
 
 
-@lru_cache(maxsize=256)  # checked in one thread, followed in another: the engine's does not wait for it
+# A grammar is checked in one thread and followed in another, the engine's, which is not to do it all again.
+@lru_cache(maxsize=256)
+def _schema_problem(source: str) -> str | None:
+    """Why no text could be held to this schema; None if texts can."""
+    try:
+        return unsupported(json.loads(source))
+    except ValueError as error:
+        return f"the schema is not JSON: {error}"
+
+
+@lru_cache(maxsize=256)
 def _structural_tag(source: str) -> str:
     """A structural tag whose JSON has one way to write a value too; xgrammar's own lets white space vary."""
     return json.dumps(_one_way(json.loads(source)))

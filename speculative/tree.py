@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,21 +55,24 @@ class DraftTree:
         device = self.tokens.device
         return DraftTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), tuple(sizes))
 
-    def pruned(self, kept: Sequence[Sequence[int]]) -> DraftTree:
-        """These trees without the rows that are not ``kept``; those are ascending, and every kept row's parent is kept too."""
-        width = max(map(len, kept), default=0)
-        tokens, parents = [], []
-        for all_tokens, all_parents, rows in zip(self.tokens.tolist(), self.parents.tolist(), kept, strict=True):
-            place = {0: 0} | {row: index for index, row in enumerate(rows, 1)}
-            padding = [0] * (width - len(rows))
-            tokens.append([all_tokens[row - 1] for row in rows] + padding)
-            parents.append([place[all_parents[row - 1]] for row in rows] + padding)
-        device, shape = self.tokens.device, (len(kept), width)
-        return DraftTree(
-            torch.tensor(tokens, dtype=torch.long, device=device).view(shape),
-            torch.tensor(parents, dtype=torch.long, device=device).view(shape),
-            tuple(map(len, kept)),
-        )
+    def pruned(self, keep: Callable[[int, list[int], list[int]], Sequence[int]]) -> DraftTree:
+        """These trees without the rows that are not kept.
+
+        ``keep`` is given a tree's number, tokens and parents without padding, and gives its rows that stay, ascending; every
+        kept row's parent is kept too.
+        """
+        tokens: list[list[int]] = []
+        parents: list[list[int]] = []
+        for index, (some, above) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
+            rows = keep(index, some[: self.sizes[index]], above[: self.sizes[index]])
+            place = {0: 0} | {row: number for number, row in enumerate(rows, 1)}
+            tokens.append([some[row - 1] for row in rows])
+            parents.append([place[above[row - 1]] for row in rows])
+        sizes = tuple(map(len, tokens))
+        width, device = max(sizes, default=0), self.tokens.device
+        padded = [[row + [0] * (width - len(row)) for row in rows] for rows in (tokens, parents)]
+        both = torch.tensor(padded, dtype=torch.long, device=device).view(2, len(sizes), width)
+        return DraftTree(both[0], both[1], sizes)
 
     def straightened(self, straight: Sequence[bool]) -> DraftTree:
         """The same drafts, the chains among them that are told so going straight to their place."""

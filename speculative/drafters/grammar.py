@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 from models.kv_cache import KVCache
 from speculative.drafters.wrapper import DrafterWrapper
 from speculative.policy import DraftShape
@@ -25,16 +27,12 @@ class GrammarDrafter(DrafterWrapper):
             tree = tree.with_chains(chains)
         if all(sequence.sampler.grammar is None for sequence in sequences):
             return tree
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-        return tree.pruned(
-            [
-                list(range(1, size + 1))
-                if (grammar := sequence.sampler.grammar) is None
-                # A chain is what comes next as text; tokens are its writer's choice.
-                else grammar.following(tokens[index][:size], parents[index][:size])
-                for index, (sequence, size) in enumerate(zip(sequences, tree.sizes, strict=True))
-            ]
-        )
+
+        def keep(index: int, tokens: list[int], parents: list[int]) -> Many[int]:
+            grammar = sequences[index].sampler.grammar
+            return range(1, len(tokens) + 1) if grammar is None else grammar.following(tokens, parents)
+
+        return tree.pruned(keep)
 
 
 def _forced(sequence: Sequence) -> list[int]:

@@ -6,10 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from langchain_core.exceptions import ContextOverflowError
+from langchain_core.exceptions import ContextOverflowError, OutputParserException
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
+from pydantic import ValidationError
 
 from tests.integration.conftest import Server
 
@@ -23,7 +24,11 @@ pytestmark = [
 # The suite's tests are coroutines of one loop each, and these clients keep nothing for the next one.
 NOT_KEPT = httpx.Limits(max_keepalive_connections=0)
 # Not strict: a better model may pass one of them by itself.
-TOO_SMALL = pytest.mark.xfail(reason="what the bundled model, with its 13 M parameters, says here is well formed and wrong")
+# An error of the server's is none of these exceptions, and fails the test.
+TOO_SMALL = pytest.mark.xfail(
+    raises=(AssertionError, ValidationError, OutputParserException),
+    reason="what the bundled model, with its 13 M parameters, says here is well formed and wrong",
+)
 
 
 class TestChatOpenAI(ChatModelIntegrationTests):
