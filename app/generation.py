@@ -65,7 +65,16 @@ def requests_for(
             params = sampling_params(body, info.default_sampling, limit, choice)
             if grammar is not None:
                 params = replace(params, grammar=grammar)
-            requests.append(Request(f"{response_id}-{len(requests)}", tuple(prompt), params, body.priority or 0, tuple(prediction)))
+            requests.append(
+                Request(
+                    f"{response_id}-{len(requests)}",
+                    tuple(prompt),
+                    params,
+                    body.priority or 0,
+                    tuple(prediction),
+                    body.cache_salt or "",
+                )
+            )
         serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed
     return requests
 

@@ -93,7 +93,7 @@ class SamplingRequest(StructuredRequest):
     speculative: bool | None = Field(None, description="Extension. false: decode this request without a drafter.")
     priority: int | None = Field(None, ge=-INT64, lt=INT64, description="Extension. Of waiting requests the lowest begins first.")
     cache_salt: str | None = Field(
-        None, min_length=1, description="Extension. Cached prompts are shared among equal salts only; none are shared yet."
+        None, min_length=1, description="Extension. Cached prompts are shared among requests of equal salts only."
     )
     user: str | None = None
     metadata: dict[str, str] | None = None

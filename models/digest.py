@@ -7,6 +7,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
+SAMPLED = 1024
+"""Numbers of each weight that ``digest_samples`` reads: training changes nearly all of them."""
+
 
 class Digest(Protocol):
     """A hash in the making, of hashlib's kind."""
@@ -20,3 +23,12 @@ def digest_weights(module: nn.Module, digest: Digest) -> None:
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
+
+def digest_samples(module: nn.Module, digest: Digest) -> None:
+    """Feed names, types, shapes and some numbers of each weight to ``digest``: enough to tell models apart, at any size at once."""
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        flat = tensor.detach().flatten()
+        some = flat[:: max(1, len(flat) // SAMPLED)].cpu().contiguous()
+        digest.update(some.view(torch.uint8).numpy().tobytes())

@@ -8,18 +8,20 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from speculative.config import EngineConfig, EngineStatus, ModelInfo
 from speculative.engine import Engine
 from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
+from speculative.kv_bytes import Contents, pack, unpack
 from speculative.request import FinishReason, Grammar, Request, RequestOutput, RequestStats
 
 logger = logging.getLogger("moaserve.engine")
 
-_Command = tuple[str, Request | str | None]
+_Command = Callable[[Engine], object] | None
+"""What the engine thread is to do between two steps; None: to end."""
 
 
 class AsyncEngine:
@@ -67,7 +69,7 @@ class AsyncEngine:
         and ends with the process.
         """
         self._draining = True
-        self._commands.put(("stop", None))
+        self._commands.put(None)
         if self._thread is not None and self._ready.is_set():
             await asyncio.to_thread(self._thread.join, timeout)
         self._end_streams("abort")
@@ -134,7 +136,7 @@ class AsyncEngine:
         stream: asyncio.Queue[RequestOutput] = asyncio.Queue()
         self._streams[request.request_id] = stream
         self._idle.clear()
-        self._commands.put(("add", request))
+        self._commands.put(lambda engine: self._add(engine, request))
         finished = False
         try:
             while not finished:
@@ -152,7 +154,33 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request within one step; its stream, if still open, gets a last output with "abort"."""
-        self._commands.put(("abort", request_id))
+        self._commands.put(lambda engine: self._abort(engine, request_id))
+
+    def known_blocks(self, keys: Sequence[bytes]) -> int:
+        """How many of a text's leading blocks, by their keys (see ``prefix_cache``), need not be computed."""
+        return self._loaded_engine().prefixes.index.known(keys)
+
+    async def read_blocks(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The leading blocks that are kept, for ``write_blocks`` of an engine with the same fingerprint."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[Contents]] = loop.create_future()
+
+        def read(engine: Engine) -> None:
+            self._call(_answer, answer, engine.prefixes.read(keys))
+
+        self._commands.put(read)
+        contents = await answer
+        return await asyncio.to_thread(lambda: [pack(each) for each in contents])
+
+    async def write_blocks(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
+        """Keep what another engine has computed: the contents of the last of a text's ``keys``; the others are known already.
+
+        Requests that begin after this find them. Raises InvalidBlockError.
+        """
+        prefixes = self._loaded_engine().prefixes
+        contents = await asyncio.to_thread(lambda: [unpack(each) for each in blocks])
+        prefixes.check(contents)
+        self._commands.put(lambda engine: engine.prefixes.add(keys, contents))
 
     def _loaded_engine(self) -> Engine:
         if self._engine is None:
@@ -190,17 +218,12 @@ class AsyncEngine:
         while True:
             self._busy_since = time.monotonic() if engine.has_work else None
             try:
-                kind, argument = self._commands.get(block=not engine.has_work)
+                command = self._commands.get(block=not engine.has_work)
             except queue.Empty:
                 return True
-            if kind == "stop":
+            if command is None:
                 return False
-            if isinstance(argument, Request):
-                self._add(engine, argument)
-            elif isinstance(argument, str):
-                output = engine.abort(argument)
-                if output is not None:
-                    self._call(self._publish, [output])
+            command(engine)
 
     def _add(self, engine: Engine, request: Request) -> None:
         try:
@@ -208,6 +231,11 @@ class AsyncEngine:
         except Exception:
             logger.exception("a request could not be added")
             self._call(self._publish, [RequestOutput(request.request_id, (), "", "error", RequestStats())])
+
+    def _abort(self, engine: Engine, request_id: str) -> None:
+        output = engine.abort(request_id)
+        if output is not None:
+            self._call(self._publish, [output])
 
     def _step(self, engine: Engine) -> list[RequestOutput]:
         try:
@@ -231,3 +259,8 @@ class AsyncEngine:
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _answer(future: asyncio.Future[list[Contents]], contents: list[Contents]) -> None:
+    if not future.done():  # who asked may have gone
+        future.set_result(contents)

@@ -19,6 +19,7 @@ class EngineConfig:
     ``model`` is "bundled", a folder or a hub id. ``drafter`` is "auto" (the bundled MoA drafter with the bundled target, otherwise
     n-gram), "none", "ngram", a folder or a hub id. ``max_model_len`` counts prompt and output tokens of one sequence (None: the
     model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the prompt tokens run per step.
+    ``prefix_cache_tokens`` of ended texts are kept for those that begin alike (0: none; None: half of what all slots hold).
     ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and the ``draft_nodes`` best are verified;
     drafting stops early once the kept nodes of a level have, together, a probability below ``draft_min_reach``, by the drafter's
     logits at ``draft_temperature``. Where the last
@@ -34,6 +35,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 32
     prefill_chunk: int = 512
+    prefix_cache_tokens: int | None = None
     draft_depth: int = 8
     draft_breadth: int = 4
     draft_nodes: int = 9
@@ -57,6 +59,8 @@ class EngineConfig:
             raise EngineLoadError(f"draft_temperature must be above 0, got {self.draft_temperature}")
         if self.draft_lookup < 0:
             raise EngineLoadError(f"draft_lookup must be 0 (off) or more, got {self.draft_lookup}")
+        if self.prefix_cache_tokens is not None and self.prefix_cache_tokens < 0:
+            raise EngineLoadError(f"prefix_cache_tokens must be 0 (off) or more, got {self.prefix_cache_tokens}")
         if self.draft_window is not None and self.draft_window < 0:
             raise EngineLoadError(f"draft_window must be 0 (all) or more, got {self.draft_window}")
         if self.draft_nodes < self.draft_depth:
@@ -68,7 +72,8 @@ class ModelInfo:
     """What the HTTP layer may know of a loaded model.
 
     ``default_sampling`` holds the sampling keys of the model's generation_config.json (temperature, top_p, top_k, min_p,
-    repetition_penalty), with ``temperature`` 0 where it says ``do_sample: false``.
+    repetition_penalty), with ``temperature`` 0 where it says ``do_sample: false``. Engines of equal ``fingerprint`` can use each
+    other's key-value cache; "" can use nobody's.
     """
 
     name: str
@@ -79,6 +84,7 @@ class ModelInfo:
     drafter: str
     default_sampling: dict[str, Any]
     created: int
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from models.kv_cache import KVCache
 from models.llama import CompiledGraph, Llama
 from models.plans import prefill_plan
 from speculative.batch import verify_plan
@@ -20,6 +21,7 @@ from speculative.grammar import Grammars
 from speculative.logprobs import text_logprobs, token_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.prediction import Prediction
+from speculative.prefixes import Prefixes
 from speculative.request import Grammar, Request, RequestOutput, TokenLogprob
 from speculative.sampler import Sampler
 from speculative.sampling import argmax
@@ -46,6 +48,7 @@ class Engine:
         *,
         max_num_seqs: int,
         prefill_chunk: int,
+        prefix_cache_tokens: int = 0,
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.target, self.tokenizer, self.policy, self.info = target, tokenizer, policy, info
@@ -54,11 +57,13 @@ class Engine:
         self.eos_token_ids = eos_token_ids
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         self.grammars = Grammars(tokenizer, info.vocab_size, sorted(eos_token_ids)) if tokenizer is not None else None
-        self.scheduler = Scheduler(max_num_seqs, prefill_chunk)
         self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
         self.taps = self.drafter.taps if self.drafter is not None else ()
         drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
         self.cache = target.new_cache(max_num_seqs, max(1 + largest_shape.nodes, drafting), info.max_model_len)
+        window = self.drafter.window if self.drafter is not None else None
+        self.prefixes = Prefixes((self.cache, *self._drafter_caches), prefix_cache_tokens, window)
+        self.scheduler = Scheduler(max_num_seqs, prefill_chunk, self.prefixes.reuse)
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError (ContextLengthError) for a request that cannot run."""
@@ -161,6 +166,8 @@ class Engine:
             first = max(0, window_start(sequence, self.drafter.window) - chunk.start)
             if first < len(token_ids):
                 self.drafter.extend(verified.only(slice(first, None)), self.cache)
+        if chunk.end == sequence.num_prompt_tokens - 1:
+            self.prefixes.keep(sequence)
 
     def _end_those_without_room(self) -> list[RequestOutput]:
         """Requests that wanted nothing but their prompt read have it."""
@@ -265,12 +272,17 @@ class Engine:
         return output
 
     def _release(self, sequence: Sequence) -> None:
+        if sequence.finish_reason != "error":
+            self.prefixes.keep(sequence)
         if self.drafter is not None:
             self.drafter.forget(sequence)
         for move in self.scheduler.remove(sequence):
-            self.cache.move_slot(move.source, move.destination, move.length)
-            if self.drafter is not None:
-                self.drafter.move_slot(move.source, move.destination, move.length)
+            for cache in (self.cache, *self._drafter_caches):
+                cache.move_slot(move.source, move.destination, move.length)
+
+    @property
+    def _drafter_caches(self) -> tuple[KVCache, ...]:
+        return () if self.drafter is None else tuple(self.drafter.caches)
 
     def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
         return torch.tensor(values, device=self.target.device)

@@ -4,6 +4,7 @@ EngineError
 ├── InvalidRequestError        the caller's fault: a parameter out of range
 │   └── ContextLengthError     prompt (and max_tokens) do not fit the model's context
 ├── EngineLoadError            the model or drafter cannot be loaded
+├── InvalidBlockError          a block of key-value cache is not one that this engine could have written
 ├── EngineNotReadyError        the model is still loading, or the engine is draining
 └── EngineStepError            a step failed; the requests in it ended with "error"
 """
@@ -29,6 +30,10 @@ class ContextLengthError(InvalidRequestError):
 
 class EngineLoadError(EngineError):
     """The model or drafter cannot be loaded; the message says what to do."""
+
+
+class InvalidBlockError(EngineError):
+    """A block of key-value cache is not one that this engine could have written."""
 
 
 class EngineNotReadyError(EngineError):

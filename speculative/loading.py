@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from models.compiled import unsupported
 from models.config import ARCHITECTURES, is_moa
+from models.digest import digest_samples
 from models.eagle import ARCHITECTURE as EAGLE
 from models.errors import CheckpointError
 from models.llama import Llama
@@ -98,7 +101,7 @@ def load_uncompiled(config: EngineConfig) -> Engine:
     shape = DraftShape(
         config.draft_depth, config.draft_breadth, config.draft_nodes, config.draft_min_reach, config.draft_temperature
     )
-    make_drafter, drafter_name = _drafter(config, target, shape)
+    make_drafter, drafter_name, network = _drafter(config, target, shape)
     if config.draft_window and drafter_name != "moa":
         raise EngineLoadError(
             f"--draft-window {config.draft_window}: only MoA drafters can leave out a prompt's beginning (drafter: {drafter_name})"
@@ -113,6 +116,7 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         drafter=drafter_name,
         default_sampling=_default_sampling(generation),
         created=int(time.time()),
+        fingerprint=_fingerprint(target, network),
     )
     return Engine(
         target,
@@ -123,8 +127,17 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         info,
         max_num_seqs=config.max_num_seqs,
         prefill_chunk=config.prefill_chunk,
+        prefix_cache_tokens=config.max_num_seqs * length // 2 if config.prefix_cache_tokens is None else config.prefix_cache_tokens,
         eos_token_ids=eos_token_ids(folder),
     )
+
+
+def _fingerprint(target: Llama, network: nn.Module | None) -> str:
+    """What names the contents of key-value caches: the weights that they come from, and the types of their numbers."""
+    digest = blake2b(digest_size=16)
+    for module in (target, *(() if network is None else (network,))):
+        digest_samples(module, digest)
+    return digest.hexdigest()
 
 
 def _device(name: str) -> torch.device:
@@ -146,15 +159,18 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Callable[[int, int], Drafter] | None, str]:
-    """What makes the drafter (given slots and context length), and its name."""
+MakeDrafter = Callable[[int, int], Drafter]
+
+
+def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[MakeDrafter | None, str, nn.Module | None]:
+    """What makes the drafter (given slots and context length), its name and its network."""
     choice = config.drafter
     if choice == "auto":
         choice = str(BUNDLED_FOLDERS["drafter"]) if config.model == BUNDLED else "ngram"
     if choice == "none":
-        return None, "none"
+        return None, "none", None
     if choice == "ngram":
-        return lambda slots, length: PredictionDrafter(GrammarDrafter(NgramDrafter())), "ngram"
+        return lambda slots, length: PredictionDrafter(GrammarDrafter(NgramDrafter())), "ngram", None
     folder = resolve(choice)
     raw = read_json(folder, "config.json")
     architecture = (raw.get("architectures") or [""])[0]
@@ -162,13 +178,13 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ca
     small = target.dtype if target.device.type != "cpu" else torch.float32
     if architecture == EAGLE:
         eagle = load_eagle(folder, target.config, dtype=small, device=target.device)
-        return lambda slots, length: _with_text(EagleDrafter(eagle, target, slots, length, shape), config), "eagle"
+        return lambda slots, length: _with_text(EagleDrafter(eagle, target, slots, length, shape), config), "eagle", eagle
     if architecture in ARCHITECTURES and not is_moa(raw):
         model = _independent(folder, target, small)
-        return lambda slots, length: _with_text(IndependentDrafter(model, slots, length, shape), config), "independent"
+        return lambda slots, length: _with_text(IndependentDrafter(model, slots, length, shape), config), "independent", model
     moa = load_drafter(folder, target.config, dtype=target.dtype if _compiles(config, target) else small, device=target.device)
     window = MOA_WINDOW if config.draft_window is None else config.draft_window or None
-    return lambda slots, length: _with_text(MoADrafter(moa, target, slots, length, shape, window), config), "moa"
+    return lambda slots, length: _with_text(MoADrafter(moa, target, slots, length, shape, window), config), "moa", moa
 
 
 def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:

@@ -93,7 +93,8 @@ class Request:
     """One text to continue; ``request_id`` is never used twice in an engine's life.
 
     Of waiting requests those with the lowest ``priority`` begin first, and among these the one that came first. ``prediction`` is
-    what the caller expects to come, as far as that is known: it makes the answer come faster and no other.
+    what the caller expects to come, as far as that is known: it makes the answer come faster and no other. Only requests of equal
+    ``cache_salt`` share what is cached of their prompts.
     """
 
     request_id: str
@@ -101,6 +102,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     prediction: tuple[int, ...] = ()
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ sequence that is being prefilled holds slot D. When a sequence ends, the last on
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from speculative.sequence import Sequence
@@ -31,10 +32,13 @@ class SlotMove:
 
 
 class Scheduler:
-    """First come, first served within a priority; prompts are prefilled in chunks between steps, so that streams keep flowing."""
+    """First come, first served within a priority; prompts are prefilled in chunks between steps, so that streams keep flowing.
 
-    def __init__(self, num_slots: int, prefill_chunk: int) -> None:
-        self.num_slots, self.prefill_chunk = num_slots, prefill_chunk
+    ``admitted`` is called with each sequence that gets a slot, and may find that some of its tokens are computed already.
+    """
+
+    def __init__(self, num_slots: int, prefill_chunk: int, admitted: Callable[[Sequence], None] = lambda _: None) -> None:
+        self.num_slots, self.prefill_chunk, self._admitted = num_slots, prefill_chunk, admitted
         self.waiting: deque[Sequence] = deque()
         self.prefilling: Sequence | None = None
         self.running: list[Sequence] = []
@@ -55,30 +59,29 @@ class Scheduler:
         behind = next((place for place, other in enumerate(self.waiting) if other.request.priority > priority), len(self.waiting))
         self.waiting.insert(behind, sequence)
 
-    def schedule(self) -> list[PrefillChunk]:
-        """Admit what fits and return this step's prefill chunks, together at most ``prefill_chunk`` tokens."""
+    def schedule(self) -> Iterator[PrefillChunk]:
+        """Admit what fits: this step's prefill chunks, at most ``prefill_chunk`` tokens in all, each to be run before the next."""
         budget = self.prefill_chunk
-        chunks: list[PrefillChunk] = []
         while budget > 0:
             sequence = self.prefilling or self._admit()
             if sequence is None:
                 break
-            start = chunks[-1].end if chunks and chunks[-1].sequence is sequence else sequence.num_computed
+            start = sequence.num_computed
             end = min(len(sequence.tokens) - 1, start + budget)
             if end > start:
-                chunks.append(PrefillChunk(sequence, start, end))
                 budget -= end - start
+                yield PrefillChunk(sequence, start, end)
             if end < len(sequence.tokens) - 1:
                 break
             self.running.append(sequence)
             self.prefilling = None
-        return chunks
 
     def _admit(self) -> Sequence | None:
         if not self.waiting or len(self.running) >= self.num_slots:
             return None
         self.prefilling = self.waiting.popleft()
         self.prefilling.slot = len(self.running)
+        self._admitted(self.prefilling)
         return self.prefilling
 
     def find(self, request_id: str) -> Sequence | None:

@@ -16,7 +16,8 @@ class Sequence:
     """Mutable state of one request.
 
     ``tokens`` are prompt and output. The target's cache holds the first ``num_computed`` of them; once the prompt is prefilled
-    that is all but the newest.
+    that is all but the newest. ``num_cached`` of them were there before it began, and the drafter knows those from
+    ``drafter_start`` on. ``block_keys`` name its beginnings: see ``prefix_cache``.
     """
 
     request: Request
@@ -27,6 +28,9 @@ class Sequence:
     prediction: Prediction | None = None
     slot: int = -1
     num_computed: int = 0
+    num_cached: int = 0
+    drafter_start: int = 0
+    block_keys: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     arrival_time: float = field(default_factory=time.monotonic)
@@ -108,6 +112,7 @@ class Sequence:
         return RequestStats(
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=len(self.tokens) - self.num_prompt_tokens,
+            cached_tokens=self.num_cached,
             num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_draft_tokens=self.num_accepted_draft_tokens,

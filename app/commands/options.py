@@ -41,6 +41,14 @@ PrefillChunk = Annotated[
     int | None,
     typer.Option(help="Prompt tokens run per step; fewer keep running streams smoother. (default: 512)", rich_help_panel=ENGINE),
 ]
+PrefixCacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of earlier texts kept, so that prompts which begin alike, and later turns, are not read again; 0: none. "
+        "(default: half of max-num-seqs times max-model-len)",
+        rich_help_panel=ENGINE,
+    ),
+]
 NumThreads = Annotated[int | None, typer.Option(help="CPU threads. (default: PyTorch's choice)", rich_help_panel=ENGINE)]
 Compile = Annotated[
     str | None,
@@ -118,11 +126,14 @@ def load_settings(**options: Any) -> Settings:
 
 
 def engine_config(parameters: dict[str, Any]) -> EngineConfig:
-    """What a command's parameters say of the engine, by name; its other parameters are passed over."""
+    """What a measuring command's parameters say of the engine, by name; its other parameters are passed over.
+
+    Each prompt is read anew, however often it comes.
+    """
     from speculative.config import EngineConfig
 
     names = [field.name for field in fields(EngineConfig) if field.name in parameters]
-    return load_settings(**{name: parameters[name] for name in names}).engine_config()
+    return load_settings(**{"prefix_cache_tokens": 0} | {name: parameters[name] for name in names}).engine_config()
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:

@@ -98,6 +98,7 @@ def serve(
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
     prefill_chunk: options.PrefillChunk = None,
+    prefix_cache_tokens: options.PrefixCacheTokens = None,
     num_threads: options.NumThreads = None,
     compile: options.Compile = None,
     drafter: options.Drafter = None,

@@ -29,7 +29,9 @@ def _evaluate(target: str, drafter: str, valid: str | None) -> None:
 
     path = Path(valid) if valid is not None and Path(valid).is_file() else BUNDLED_PROMPTS
     with loading.clear_errors("the drafter is saved, but could not be evaluated: "):
-        engine, tokenizer = loading.load_engine(EngineConfig(model=target, drafter=drafter, max_num_seqs=1, compile="off"))
+        engine, tokenizer = loading.load_engine(
+            EngineConfig(model=target, drafter=drafter, max_num_seqs=1, prefix_cache_tokens=0, compile="off")
+        )
         limit = min(_MAX_PROMPT_TOKENS, engine.info.max_model_len - _MAX_TOKENS)
         prompts = load_prompts(path, tokenizer, count=_PROMPTS, max_tokens=limit, seed=0)
     with typer.progressbar(length=len(prompts), label="evaluating", show_pos=True) as bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,8 +33,8 @@ class VerifiedTokens:
 
 
 def window_start(sequence: Sequence, window: int | None) -> int:
-    """The first position that a drafter with this ``window`` is told of."""
-    return 0 if window is None else max(0, sequence.num_prompt_tokens - window)
+    """The first position that a drafter with this ``window`` knows of."""
+    return max(sequence.drafter_start, 0 if window is None else sequence.num_prompt_tokens - window)
 
 
 class Drafter(Protocol):
@@ -41,12 +42,14 @@ class Drafter(Protocol):
 
     Sequences hold consecutive slots from 0. A drafter never sees whether its drafts were right; it learns of verified tokens, and
     of the outputs of the target's layers numbered ``taps`` (see ``Llama.forward_tapped``). Of a prompt it is told the last
-    ``window`` tokens only; None: all.
+    ``window`` tokens only; None: all. ``caches`` hold what it keeps of verified tokens, a row for each, as the target's cache does:
+    the engine moves these rows, and keeps them for texts that begin alike, together with the target's.
     """
 
     name: str
     taps: tuple[int, ...]
     window: int | None
+    caches: Many[KVCache]
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Take note of newly verified tokens."""
@@ -56,9 +59,6 @@ class Drafter(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has ended; its slot goes to another."""
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """A sequence of ``length`` verified tokens changes its slot."""
 
     def target_scratch_rows(self, shape: DraftShape) -> int:
         """Scratch rows of the target's cache that drafting itself needs."""

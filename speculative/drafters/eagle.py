@@ -32,10 +32,9 @@ class EagleDrafter(TreeDrafter):
         self.scratch = 1 + shape.depth * shape.breadth
         heads, head_dim = config.num_kv_heads, config.target.head_dim
         self.cache = KVCache(1, num_slots, self.scratch, length, heads, head_dim, dtype=self.dtype, device=device)
-        # The features of verified tokens, each one row behind its own position: before the first token there is none.
-        self.features = torch.zeros(num_slots, 1 + length, config.target.hidden_size, dtype=self.dtype, device=device)
+        self.features = KVCache(1, num_slots, 0, length, 1, config.target.hidden_size // 2, dtype=self.dtype, device=device)
         eagle.rotary.reserve(length + self.scratch, eagle.layer.qkv.weight)
-        super().__init__(device, self.cache)
+        super().__init__(device, [self.cache, self.features])
 
     def pack(self) -> None:
         """Prepare the network's weights for inference."""
@@ -43,24 +42,19 @@ class EagleDrafter(TreeDrafter):
         if self.head is not self.target.lm_head:
             self.head.pack()
 
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Move the layer's state and the features."""
-        self.cache.move_slot(source, destination, length)
-        self.features[destination, : length + 1] = self.features[source, : length + 1]
-
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """The layer's keys and values of verified tokens, from true features."""
         eagle, slots, positions = self.eagle, verified.slots, verified.positions
         assert verified.tapped is not None
-        self.features[slots, positions + 1] = eagle.known(verified.tapped.to(self.dtype))
-        inputs = eagle.inputs(self._embed(verified.token_ids), self.features[slots, positions])
+        self.features.write(0, self.features.flat_rows(slots, positions), eagle.known(verified.tapped.to(self.dtype)))
+        inputs = eagle.inputs(self._embed(verified.token_ids), self._features_before(slots, positions))
         self.cache.write(0, self.cache.flat_rows(slots, positions), eagle.keys_values(inputs, eagle.rotary(positions)))
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """The root's own scratch row, and the feature of the token before it."""
         slots = torch.arange(len(lengths), device=self.device)
         mask = root_mask(len(lengths), self.scratch, self.dtype, self.device)
-        return torch.cat((mask, self.features[slots, lengths].unsqueeze(1)), dim=-1)
+        return torch.cat((mask, self._features_before(slots, lengths).unsqueeze(1)), dim=-1)
 
     def grow(
         self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
@@ -75,6 +69,11 @@ class EagleDrafter(TreeDrafter):
         logits = self.head(eagle.entering(features).to(self.head.weight.dtype)).float().unflatten(0, frontier.tokens.shape)
         handed_on = torch.cat((mask, features.unflatten(0, frontier.tokens.shape)), dim=-1)
         return None, *expand(level, logits, eagle.draft_vocabulary, breadth, handed_on, masked=True)
+
+    def _features_before(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Features [n, E] of the tokens before ``positions`` [n]: none, so zeros, before the first."""
+        rows = self.features.flat_rows(slots, (positions - 1).clamp(min=0))
+        return self.features.gather(rows)[:, 0].masked_fill((positions == 0).unsqueeze(1), 0.0)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         return self.target.embed(token_ids).to(self.dtype)

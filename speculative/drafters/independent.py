@@ -25,15 +25,11 @@ class IndependentDrafter(TreeDrafter):
         self.model = model
         self.scratch = 1 + shape.depth * shape.breadth
         self.cache = model.new_cache(num_slots, self.scratch, length)
-        super().__init__(model.device, self.cache)
+        super().__init__(model.device, [self.cache])
 
     def pack(self) -> None:
         """Prepare the network's weights for inference."""
         optimize_for_inference(self.model)
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Move keys and values."""
-        self.cache.move_slot(source, destination, length)
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Run the model on verified tokens."""

@@ -55,13 +55,13 @@ class MoADrafter(TreeDrafter):
         device, dtype = target.device, self.network.dtype
         sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
         ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
-        self.caches = [sa_cache, ca_cache]
+        caches = [sa_cache, ca_cache]
         if moa.entry is not None:
             self.taps = (config.target.num_layers,)
-            self.caches.append(KVCache(1, num_slots, 0, length, 1, config.target.hidden_size // 2, dtype=dtype, device=device))
+            caches.append(KVCache(1, num_slots, 0, length, 1, config.target.hidden_size // 2, dtype=dtype, device=device))
         moa.rotary.reserve(length + self.scratch, moa.sa.qkv.weight)
         moa.layer_rotary.reserve(config.target.num_layers, moa.to_memory.weight)
-        super().__init__(device, sa_cache)
+        super().__init__(device, caches)
 
     def pack(self) -> None:
         """Prepare the network's weights for inference without compiled graphs."""
@@ -72,11 +72,6 @@ class MoADrafter(TreeDrafter):
     def target_scratch_rows(self, shape: DraftShape) -> int:
         """Borrowed layers keep the keys and values of drafted nodes in the target's scratch rows."""
         return 1 + shape.depth * shape.breadth if self.borrowed else 0
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Move memory and SA's state."""
-        for each in self.caches:
-            each.move_slot(source, destination, length)
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""

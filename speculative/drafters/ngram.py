@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 from models.kv_cache import KVCache
 from speculative.drafters.base import VerifiedTokens
 from speculative.policy import DraftShape
@@ -15,6 +17,7 @@ class NgramDrafter:
     name = "ngram"
     taps: tuple[int, ...] = ()
     window: int | None = None
+    caches: Many[KVCache] = ()
 
     def __init__(self, min_order: int = 2, max_order: int = 4) -> None:
         self.min_order, self.max_order = min_order, max_order
@@ -35,9 +38,6 @@ class NgramDrafter:
     def forget(self, sequence: Sequence) -> None:
         """Drop its index."""
         self._indices.pop(sequence.request.request_id, None)
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Nothing is kept by slot."""
 
     def target_scratch_rows(self, shape: DraftShape) -> int:
         """None."""

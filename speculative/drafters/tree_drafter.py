@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as Many
 from functools import cache
 
 import torch
@@ -22,24 +23,20 @@ from speculative.tree import DraftTree
 class TreeDrafter(ABC):
     """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
 
-    ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``. ``longest`` is a cache that shows how
-    long a text can be.
+    ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``.
     """
 
     name: str
     taps: tuple[int, ...] = ()
     window: int | None = None
 
-    def __init__(self, device: torch.device, longest: KVCache) -> None:
-        self.device, self.longest = device, longest
+    def __init__(self, device: torch.device, caches: Many[KVCache]) -> None:
+        self.device = device
+        self.caches: Many[KVCache] = caches
         self.compiled: dict[str, CompiledGraph] = {}
 
     @abstractmethod
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
-        """As in Drafter."""
-
-    @abstractmethod
-    def move_slot(self, source: int, destination: int, length: int) -> None:
         """As in Drafter."""
 
     def forget(self, sequence: Sequence) -> None:
@@ -74,7 +71,7 @@ class TreeDrafter(ABC):
         # One tensor for both: making one costs more than its few numbers.
         ends = [[window_start(each, self.window) for each in sequences], [each.num_computed for each in sequences]]
         starts, lengths = torch.tensor(ends, device=device).unbind()
-        text = Text(starts, lengths, counting(span_of(self.longest, longest), device))
+        text = Text(starts, lengths, counting(span_of(self.caches[0], longest), device))
         sampling = Sampling.of(sequences, device)
         roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
         temperature = _number(shape.temperature, device)

@@ -14,7 +14,7 @@ class DrafterWrapper:
 
     def __init__(self, other: Drafter) -> None:
         self.other = other
-        self.name, self.taps, self.window = other.name, other.taps, other.window
+        self.name, self.taps, self.window, self.caches = other.name, other.taps, other.window, other.caches
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """As in Drafter."""
@@ -27,10 +27,6 @@ class DrafterWrapper:
     def forget(self, sequence: Sequence) -> None:
         """As in Drafter."""
         self.other.forget(sequence)
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """As in Drafter."""
-        self.other.move_slot(source, destination, length)
 
     def target_scratch_rows(self, shape: DraftShape) -> int:
         """As in Drafter."""

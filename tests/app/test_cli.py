@@ -61,7 +61,7 @@ def test_a_wrong_key_of_the_file_is_named(tmp_path: Path) -> None:
 
 def test_an_engine_is_configured_by_parameters_of_its_settings_names() -> None:
     config = options.engine_config({"draft_depth": 3, "dtype": None, "num_prompts": 5})
-    assert config == EngineConfig(draft_depth=3)
+    assert config == EngineConfig(draft_depth=3, prefix_cache_tokens=0)
 
 
 @pytest.mark.parametrize("command", ["bench offline", "bench lossless", "bench predictions", "eval --drafter ngram"])

@@ -27,6 +27,7 @@ class Other:
     name = "other"
     taps: tuple[int, ...] = ()
     window: int | None = None
+    caches: tuple[KVCache, ...] = ()
 
     def __init__(self) -> None:
         self.asked = 0
@@ -34,8 +35,6 @@ class Other:
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None: ...
 
     def forget(self, sequence: Sequence) -> None: ...
-
-    def move_slot(self, source: int, destination: int, length: int) -> None: ...
 
     def target_scratch_rows(self, shape: DraftShape) -> int:
         return 7

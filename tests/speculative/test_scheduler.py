@@ -16,10 +16,11 @@ def sequence(name: str, prompt: int, priority: int = 0) -> Sequence:
 
 
 def spans(scheduler: Scheduler) -> list[tuple[str, int, int]]:
-    chunks = scheduler.schedule()
-    for chunk in chunks:
+    run = []
+    for chunk in scheduler.schedule():
         chunk.sequence.num_computed = chunk.end
-    return [(chunk.sequence.request.request_id, chunk.start, chunk.end) for chunk in chunks]
+        run.append((chunk.sequence.request.request_id, chunk.start, chunk.end))
+    return run
 
 
 def test_a_prompt_is_prefilled_up_to_its_last_token() -> None:
@@ -115,7 +116,7 @@ def test_urgent_requests_begin_first_and_equals_in_order() -> None:
         scheduler.add(sequence(name, 3, priority))
     begun = []
     while scheduler.has_work:
-        scheduler.schedule()
+        spans(scheduler)
         begun.append(scheduler.running[0].request.request_id)
         scheduler.remove(scheduler.running[0])
     assert begun == ["c", "e", "a", "d", "b"]

@@ -1,0 +1,63 @@
+"""Storage of rows that outlive their slots, in blocks; which block holds what is the prefix cache's business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.kv_cache import KVCache
+
+
+class KVBlocks:
+    """``num_blocks`` blocks of ``size`` tokens each, with rows of all ``caches``: a tensor [L, blocks, size, row] for each."""
+
+    def __init__(self, caches: Sequence[KVCache], num_blocks: int, size: int) -> None:
+        self._caches, self.num_blocks, self.size = tuple(caches), num_blocks, size
+        # Zeros, not empty: on a CPU these take no memory before they are written.
+        self._pools = [
+            torch.zeros(cache.num_layers, num_blocks, size, cache.data.shape[-1], dtype=cache.data.dtype, device=cache.data.device)
+            for cache in self._caches
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken when all blocks are in use."""
+        return sum(pool.nbytes for pool in self._pools)
+
+    def store(self, slot: int, places: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy some of a slot's text, its ``places``-th stretches of ``size`` tokens, to ``blocks``."""
+        device = self._pools[0].device
+        where = torch.tensor(blocks, device=device)
+        starts = torch.tensor(places, device=device).unsqueeze(1) * self.size
+        positions = (starts + torch.arange(self.size, device=device)).flatten()
+        for cache, pool in zip(self._caches, self._pools, strict=True):
+            rows = cache.data.index_select(1, positions + cache.flat_row(slot, 0))
+            pool.index_copy_(1, where, rows.unflatten(1, (len(blocks), self.size)))
+
+    def load(self, blocks: Sequence[int], slot: int) -> None:
+        """Write ``blocks``, one after another, where a slot's text begins."""
+        where = torch.tensor(blocks, device=self._pools[0].device)
+        for cache, pool in zip(self._caches, self._pools, strict=True):
+            first = cache.flat_row(slot, 0)
+            cache.data[:, first : first + len(blocks) * self.size] = pool.index_select(1, where).flatten(1, 2)
+
+    def read(self, blocks: Sequence[int]) -> list[Tensor]:
+        """Copies of ``blocks`` in main memory, one tensor [blocks, L, size, row] for each cache."""
+        where = torch.tensor(blocks, device=self._pools[0].device)
+        return [pool.index_select(1, where).transpose(0, 1).contiguous().cpu() for pool in self._pools]
+
+    def write(self, block: int, contents: Sequence[Tensor]) -> None:
+        """Fill a block with one of those that ``read`` gives: [L, size, row] for each cache."""
+        for pool, content in zip(self._pools, contents, strict=True):
+            pool[:, block] = content.to(pool)
+
+    def fits(self, contents: Sequence[Tensor]) -> bool:
+        """Whether ``contents`` have the number, shapes and types of a block's."""
+        if len(contents) != len(self._pools):
+            return False
+        return all(
+            content.shape == pool[:, 0].shape and content.dtype == pool.dtype
+            for pool, content in zip(self._pools, contents, strict=True)
+        )

@@ -1,0 +1,85 @@
+"""Beginnings of texts that were computed before: found when a sequence begins, kept when it has run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from itertools import takewhile
+
+from models.kv_blocks import KVBlocks
+from models.kv_cache import KVCache
+from speculative.drafters.base import window_start
+from speculative.errors import InvalidBlockError
+from speculative.kv_bytes import Contents
+from speculative.prefix_cache import BLOCK_TOKENS, PrefixCache, extend_keys
+from speculative.sequence import Sequence
+
+
+class Prefixes:
+    """The rows of ended texts in all ``caches``, the target's and the drafter's, ``num_tokens`` in all; 0: none.
+
+    ``window`` is the drafter's: where it has none, it has to know the whole text.
+    """
+
+    def __init__(self, caches: Many[KVCache], num_tokens: int, window: int | None) -> None:
+        self.index = PrefixCache(num_tokens // BLOCK_TOKENS)
+        self._blocks = KVBlocks(caches, self.index.num_blocks, BLOCK_TOKENS)
+        self._window = window
+        self._drafter_keeps_rows = len(caches) > 1
+
+    def reuse(self, sequence: Sequence) -> None:
+        """Fill the slot of a sequence that begins with what is known of its prompt; the last token is always computed."""
+        if sequence.request.params.prompt_logprobs is not None:
+            return  # they are computed with the prompt, and not kept
+        blocks = self.index.match(self._keys(sequence, sequence.tokens[:-1]))
+        if sequence.speculative and self._window is None:
+            blocks = list(takewhile(lambda block: block.drafted, blocks))
+        if not blocks:
+            return
+        self._blocks.load([block.number for block in blocks], sequence.slot)
+        sequence.num_computed = sequence.num_cached = len(blocks) * BLOCK_TOKENS
+        missing = next((n for n, block in enumerate(reversed(blocks)) if not block.drafted), len(blocks))
+        sequence.drafter_start = sequence.num_cached - missing * BLOCK_TOKENS
+
+    def keep(self, sequence: Sequence) -> None:
+        """Copy those blocks of a sequence's text that are not kept yet; not so for one that waits, which has none."""
+        if sequence.slot < 0:
+            return
+        # A verification may have run past the token that ended the text.
+        known = sequence.tokens[: sequence.num_computed]
+        keys = self._keys(sequence, known)
+        written = self.index.insert(keys, [place * BLOCK_TOKENS >= self._drafted_from(sequence) for place in range(len(keys))])
+        if written:
+            places, numbers = zip(*written, strict=True)
+            self._blocks.store(sequence.slot, places, numbers)
+
+    def read(self, keys: Many[bytes]) -> list[Contents]:
+        """What the blocks of the leading ``keys`` hold."""
+        blocks = self.index.match(keys)
+        if not blocks:
+            return []
+        tensors = zip(*(each.unbind(0) for each in self._blocks.read([block.number for block in blocks])), strict=True)
+        return [Contents(tuple(rows), block.drafted) for rows, block in zip(tensors, blocks, strict=True)]
+
+    def check(self, contents: Many[Contents]) -> None:
+        """Raise InvalidBlockError for contents that are not of an engine like this one. Any thread may ask."""
+        if not all(self._blocks.fits(each.rows) for each in contents):
+            raise InvalidBlockError("these blocks are of another model, drafter or format")
+
+    def add(self, keys: Many[bytes], contents: Many[Contents]) -> None:
+        """Keep what ``read`` gave elsewhere of a text's blocks: of the last ``keys``, those before which must be kept already."""
+        first = len(keys) - len(contents)
+        if len(self.index.match(keys[:first])) < first:
+            return  # they have just given way to others
+        for place, number in self.index.insert(keys, [*[False] * first, *(each.drafted for each in contents)]):
+            if place >= first:
+                self._blocks.write(number, contents[place - first].rows)
+
+    def _drafted_from(self, sequence: Sequence) -> int:
+        """The first position whose rows are complete."""
+        if not self._drafter_keeps_rows:
+            return 0
+        return window_start(sequence, self._window) if sequence.speculative else len(sequence.tokens)
+
+    def _keys(self, sequence: Sequence, tokens: Many[int]) -> list[bytes]:
+        extend_keys(sequence.block_keys, tokens, sequence.request.cache_salt)
+        return sequence.block_keys[: len(tokens) // BLOCK_TOKENS]
