@@ -13,6 +13,7 @@ from fastapi.requests import HTTPConnection
 from app.guard import Admission
 from app.metrics import Metrics
 from app.responses_api.background import BackgroundJobs
+from app.sessions.engine import BlockEngine
 from app.sessions.memory import MemoryStore
 from app.sessions.store import ResponseStore
 from app.settings import Settings
@@ -21,7 +22,7 @@ from speculative.errors import EngineNotReadyError
 from speculative.request import Grammar, Request, RequestOutput
 
 
-class ServingEngine(Protocol):
+class ServingEngine(BlockEngine, Protocol):
     """The part of `speculative.async_engine.AsyncEngine` that HTTP needs; tests put an in-memory one in its place."""
 
     @property
@@ -35,10 +36,6 @@ class ServingEngine(Protocol):
     @property
     def busy_seconds(self) -> float:
         """How long that thread has been at its present step; 0 while it loads, or has nothing to do."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """The loaded model; raises EngineNotReadyError before."""
 
     @property
     def tokenizer(self) -> Any:

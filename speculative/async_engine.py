@@ -160,13 +160,13 @@ class AsyncEngine:
         """How many of a text's leading blocks, by their keys (see ``prefix_cache``), need not be computed."""
         return self._loaded_engine().prefixes.index.known(keys)
 
-    async def read_blocks(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The leading blocks that are kept, for ``write_blocks`` of an engine with the same fingerprint."""
+    async def read_blocks(self, keys: Sequence[bytes], first: int) -> list[bytes]:
+        """The leading blocks that are kept, from the one numbered ``first`` on, for ``write_blocks`` of an engine like this one."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[Contents]] = loop.create_future()
 
         def read(engine: Engine) -> None:
-            self._call(_answer, answer, engine.prefixes.read(keys))
+            self._call(_answer, answer, engine.prefixes.read(keys, first))
 
         self._commands.put(read)
         contents = await answer

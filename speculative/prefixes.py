@@ -52,9 +52,9 @@ class Prefixes:
             places, numbers = zip(*written, strict=True)
             self._blocks.store(sequence.slot, places, numbers)
 
-    def read(self, keys: Many[bytes]) -> list[Contents]:
-        """What the blocks of the leading ``keys`` hold."""
-        blocks = self.index.match(keys)
+    def read(self, keys: Many[bytes], first: int = 0) -> list[Contents]:
+        """What the blocks of the leading ``keys`` hold, from the one numbered ``first`` on."""
+        blocks = self.index.match(keys)[first:]
         if not blocks:
             return []
         tensors = zip(*(each.unbind(0) for each in self._blocks.read([block.number for block in blocks])), strict=True)

@@ -143,7 +143,7 @@ def test_another_engine_goes_on_with_a_conversation(make_engine: MakeEngine, dra
 def test_blocks_of_another_kind_of_engine_are_refused(make_engine: MakeEngine) -> None:
     first = make_engine(N0, "moa")
     run(first, [request("a", SYSTEM, max_tokens=2, temperature=0.0)])
-    for other in (make_engine(N0, "eagle3"), make_engine(N0, "none")):
+    for other in (make_engine(N0, "entry"), make_engine(N0, "none")):
         with pytest.raises(InvalidBlockError):
             copied(first, other, SYSTEM)
 
