@@ -27,12 +27,14 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         finish_streams_at_shutdown()
+        serving.stores.start()
         await engine.start()
         try:
             yield
         finally:
             await engine.stop()
             await serving.jobs.close()
+            await serving.stores.close()
 
     app = Described(
         title="MoA Serve",
