@@ -8,7 +8,7 @@ from typing import Final
 
 from app.sessions.observing import StoreObserver, Unobserved, observed
 from app.sessions.redis_connection import RedisConnection
-from app.sessions.redis_values import CHUNK_BYTES, RedisValues
+from app.sessions.redis_values import CHUNK_BYTES, RedisValues, Row
 
 FIRST_ASKED: Final = 4
 MOST_ASKED: Final = 256
@@ -30,12 +30,13 @@ class RedisBlocks:
     async def get(self, keys: Sequence[str]) -> list[bytes]:
         """As in BlockStore. A few blocks are asked for first, then as many at once as make some MiB: a miss costs little."""
         blocks: list[bytes] = []
+        row = Row()
         ends = time.monotonic() + self._patience
         asked = FIRST_ASKED
         with observed(self._observer, "get") as work:
             while (place := len(blocks)) < len(keys) and (left := ends - time.monotonic()) > 0:
                 names = keys[place : place + asked]
-                blocks += await self._values.leading(names, place, left, lenient=place > 0)
+                blocks += await self._values.leading(names, row, place, left, lenient=place > 0)
                 if len(blocks) < place + len(names):
                     break
                 mean = max(1, sum(map(len, blocks)) // len(blocks))
@@ -45,12 +46,12 @@ class RedisBlocks:
 
     async def put(self, blocks: Mapping[str, bytes]) -> None:
         """As in BlockStore; a block that alone is larger than the whole store is not kept."""
-        rows = list(blocks.items())
+        items, row = list(blocks.items()), Row()
         with observed(self._observer, "put") as work:
-            for first in range(0, len(rows), MOST_ASKED):
-                some = rows[first : first + MOST_ASKED]
-                there = await self._values.used([key for key, _ in some], first)
-                await self._put_missing([(first + i, *row) for i, row in enumerate(some) if not there[i]])
+            for first in range(0, len(items), MOST_ASKED):
+                some = items[first : first + MOST_ASKED]
+                there = await self._values.used([key for key, _ in some], row, first)
+                await self._put_missing([(first + i, *item) for i, item in enumerate(some) if not there[i]], row)
             work.outcome = "ok"
 
     async def known(self, keys: Sequence[str]) -> int:
@@ -69,19 +70,19 @@ class RedisBlocks:
     async def close(self) -> None:
         """Nothing is held; who made the connection closes it."""
 
-    async def _put_missing(self, rows: Sequence[tuple[int, str, bytes]]) -> None:
+    async def _put_missing(self, items: Sequence[tuple[int, str, bytes]], row: Row) -> None:
         """Put blocks, each with its place in the row, in chunks of some MiB."""
         chunk: list[tuple[str, bytes]] = []
         begins = size = 0
-        for place, key, block in rows:
+        for place, key, block in items:
             if not self._values.fits(block):
                 continue
             if chunk and size + len(block) > CHUNK_BYTES:
-                await self._values.put(chunk, begins)
+                await self._values.put(chunk, row, begins)
                 chunk, size = [], 0
             if not chunk:
                 begins = place
             chunk.append((key, block))
             size += len(block)
         if chunk:
-            await self._values.put(chunk, begins)
+            await self._values.put(chunk, row, begins)

@@ -44,7 +44,7 @@ class RedisResponses:
         """As in ResponseStore."""
         stored = None
         with observed(self._observer, "get") as work:
-            found = await self._values.leading([_name(owner, response_id)], use=False)
+            found = await self._values.leading([_name(owner, response_id)])
             if found:
                 stored = StoredResponse(*json.loads(found[0]))
             work.outcome = "hit" if found else "miss"

@@ -19,6 +19,12 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local total
 
+local function numbers(first, last)
+  local read = {}
+  for i = first, last do read[#read + 1] = tonumber(ARGV[i]) end
+  return read
+end
+
 local function name_of(key) return string.sub(key, #prefix + 1) end
 
 local function size_of(name)
@@ -82,11 +88,12 @@ mend()
 PUT: Final = (
     _NOTES
     + """
--- KEYS[3..]: values' keys. ARGV: prefix, time to live in ms, most bytes, most values, place of the first in its row, values
-local ttl, most_bytes, most, place = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+-- KEYS[3..]: values' keys. ARGV: prefix, ttl in ms, when used (0: now), place of the first in its row, most bytes, most, values
+local ttl, used_at, place, most_bytes, most = unpack(numbers(2, 6))
+if used_at == 0 then used_at = now end
 for i = 3, #KEYS do
-  redis.call('SET', KEYS[i], ARGV[i + 3], 'PX', ttl)
-  note(name_of(KEYS[i]), now + ttl * 1000 - place - i)
+  redis.call('SET', KEYS[i], ARGV[i + 4], 'PX', ttl)
+  note(name_of(KEYS[i]), used_at + ttl * 1000 - place - i)
 end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', now, 'LIMIT', 0, 100)) do drop(name) end
 for _, names in ipairs({redis.call('ZRANGE', ends, 0, 7), redis.call('ZRANDMEMBER', ends, 8)}) do
@@ -100,23 +107,25 @@ while total > most_bytes or redis.call('ZCARD', ends) > most do
   drop(name)
 end
 save(ttl)
+return used_at
 """
 )
-"""Set values, then drop the longest unused until the limits hold."""
+"""Set values, then drop the longest unused until the limits hold; when they count as used."""
 
 USE: Final = (
     _NOTES
     + """
--- KEYS[3..]: values' keys. ARGV: prefix, time to live in ms, head, place of the first in its row
-local ttl, head, place = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local there = {}
+-- KEYS[3..]: values' keys. ARGV: prefix, ttl in ms, when used (0: now), place of the first in its row, head
+local ttl, used_at, place = unpack(numbers(2, 4))
+if used_at == 0 then used_at = now end
+local there = {used_at}
 for i = 3, #KEYS do
   local name = name_of(KEYS[i])
-  there[i - 2] = 0
-  if has_head(KEYS[i], head) then
+  there[i - 1] = 0
+  if has_head(KEYS[i], ARGV[5]) then
     redis.call('PEXPIRE', KEYS[i], ttl)
-    note(name, now + ttl * 1000 - place - i)
-    there[i - 2] = 1
+    note(name, used_at + ttl * 1000 - place - i)
+    there[i - 1] = 1
   elseif redis.call('HEXISTS', sizes, name) == 1 then
     forget(name)
   end
@@ -125,12 +134,12 @@ save(ttl)
 return there
 """
 )
-"""Let the times to live of values begin anew; 1 for each that is there, else 0."""
+"""Let the times to live of values begin anew; when they count as used, then 1 for each that is there, else 0."""
 
 DELETE: Final = (
     _NOTES
     + """
--- KEYS[3..]: values' keys. ARGV: prefix, time to live in ms, head
+-- KEYS[3..]: values' keys. ARGV: prefix, ttl in ms, head
 local count = 0
 for i = 3, #KEYS do
   if has_head(KEYS[i], ARGV[3]) then count = count + 1 end

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
@@ -26,6 +27,16 @@ COMPLAINT_EVERY_S: Final = 60.0
 NO_LIMIT: Final = 2**53
 
 logger = logging.getLogger("moaserve.sessions")
+
+
+@dataclass(slots=True)
+class Row:
+    """Values that are used together count as used at one time (Redis's, in µs; 0: not yet known), however many questions it takes.
+
+    Among them a later place counts as a little earlier, so that the end of a row is forgotten before its beginning.
+    """
+
+    used_at: int = 0
 
 
 class RedisValues:
@@ -54,23 +65,31 @@ class RedisValues:
         self._complained_at = -COMPLAINT_EVERY_S
 
     async def leading(
-        self, names: Sequence[str], place: int = 0, patience: float | None = None, *, use: bool = True, lenient: bool = False
+        self,
+        names: Sequence[str],
+        row: Row | None = None,
+        place: int = 0,
+        patience: float | None = None,
+        *,
+        lenient: bool = False,
     ) -> list[bytes]:
-        """The values of the leading names that are there, in one round trip; ``use``: their times to live begin anew.
+        """The values of the leading names that are there, in one round trip.
 
-        ``place`` says where in their row the names stand: later ones are forgotten first. ``patience`` and ``lenient`` are those of
-        `RedisConnection.read`.
+        With a ``row``, in which the names stand at ``place`` and behind, their times to live begin anew. ``patience`` and
+        ``lenient`` are those of `RedisConnection.read`.
         """
         keys = self._keys(names)
 
         async def ask(client: Client) -> list[bytes | None]:
             asked = client.pipeline(transaction=False)
             asked.mget(keys)
-            if use:  # where Redis is full or read-only this fails, and does not matter
-                self._script(asked, USE, keys, [HEAD, place])
-            values, *_ = await asked.execute(raise_on_error=False)
+            if row is not None:
+                self._script(asked, USE, keys, [row.used_at, place, HEAD])
+            values, *used = await asked.execute(raise_on_error=False)
             if isinstance(values, RedisError):
                 raise values
+            if row is not None and not isinstance(used[0], RedisError):  # it fails where Redis is full or read-only: be it so
+                row.used_at = used[0][0]
             return list(values)
 
         values = await self._connection.read(ask, patience, lenient=lenient)
@@ -100,21 +119,23 @@ class RedisValues:
 
         return await self._connection.read(ask, patience)
 
-    async def used(self, names: Sequence[str], place: int = 0) -> list[bool]:
+    async def used(self, names: Sequence[str], row: Row, place: int = 0) -> list[bool]:
         """Let the times to live of values begin anew; which of them are there."""
         keys = self._keys(names)
-        there = await self._connection.write(lambda client: self._script(client, USE, keys, [HEAD, place]))
+        used = await self._connection.write(lambda client: self._script(client, USE, keys, [row.used_at, place, HEAD]))
+        row.used_at, *there = used
         return [bool(each) for each in there]
 
-    async def put(self, values: Sequence[tuple[str, bytes]], place: int = 0) -> None:
+    async def put(self, values: Sequence[tuple[str, bytes]], row: Row | None = None, place: int = 0) -> None:
         """Keep values, in place of what was there, all of them at once; the longest unused give way."""
         keys = self._keys([name for name, _ in values])
         payloads = [payload for _, payload in values]
         sealed = await _off_loop(payloads, lambda: [seal(key, payload) for key, payload in zip(keys, payloads, strict=True)])
         size = sum(map(len, payloads))
-        limits = [self._most_bytes, self._most, place]
-        await self._connection.write(
-            lambda client: self._script(client, PUT, keys, [*limits, *sealed]),
+        row = row or Row()
+        arguments = [row.used_at, place, self._most_bytes, self._most, *sealed]
+        row.used_at = await self._connection.write(
+            lambda client: self._script(client, PUT, keys, arguments),
             self._connection.timeout * WRITE_PATIENCE * max(1, size / CHUNK_BYTES),
         )
         self._observer.carried("written", size)
