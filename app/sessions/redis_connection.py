@@ -125,6 +125,7 @@ class RedisConnection:
             raise StoreUnavailableError("the connection is being closed", tried=True) from None
         except Exception as error:
             if writing and isinstance(error, ResponseError):
+                self._find()
                 self._be_refused(error)
             else:
                 self._lose(_worded(error), losses)
