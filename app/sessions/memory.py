@@ -32,7 +32,7 @@ class MemoryStore:
         self._kept: OrderedDict[Key, tuple[float, bytes]] = OrderedDict()  # when and what, the oldest first
         self._bytes = 0
 
-    async def put(self, owner: str, response_id: str, stored: StoredResponse) -> None:
+    async def put(self, owner: str, response_id: str, stored: StoredResponse, lease: float | None = None) -> None:
         """As in ResponseStore; what alone is larger than the whole store is not kept."""
         with observed(self._observer, "put") as work:
             work.outcome = "ok"

@@ -29,13 +29,13 @@ class RedisResponses:
         self._observer = observer or Unobserved()
         self._values = RedisValues(connection, prefix, "response", seconds, most_bytes, most, observer)
 
-    async def put(self, owner: str, response_id: str, stored: StoredResponse) -> None:
+    async def put(self, owner: str, response_id: str, stored: StoredResponse, lease: float | None = None) -> None:
         """As in ResponseStore; what alone is larger than the whole store is not kept."""
         name = _name(owner, response_id)
         data = json.dumps([stored.document, stored.items]).encode()
         with observed(self._observer, "put") as work:
             if self._values.fits(data):
-                await self._values.put([(name, data)])
+                await self._values.put([(name, data)], lease=lease)
             else:
                 await self._values.delete([name])
             work.outcome = "ok"

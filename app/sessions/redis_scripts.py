@@ -88,11 +88,12 @@ mend()
 PUT: Final = (
     _NOTES
     + """
--- KEYS[3..]: values' keys. ARGV: prefix, ttl in ms, when used (0: now), place of the first in its row, most bytes, most, values
-local ttl, used_at, place, most_bytes, most = unpack(numbers(2, 6))
+-- KEYS[3..]: values' keys.
+-- ARGV: prefix, ttl in ms, when used (0: now), place of the first in its row, most bytes, most, ttl of these values alone, values
+local ttl, used_at, place, most_bytes, most, lease = unpack(numbers(2, 7))
 if used_at == 0 then used_at = now end
 for i = 3, #KEYS do
-  redis.call('SET', KEYS[i], ARGV[i + 4], 'PX', ttl)
+  redis.call('SET', KEYS[i], ARGV[i + 5], 'PX', lease)
   note(name_of(KEYS[i]), used_at + ttl * 1000 - place - i)
 end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', now, 'LIMIT', 0, 100)) do drop(name) end

@@ -126,14 +126,17 @@ class RedisValues:
         row.used_at, *there = used
         return [bool(each) for each in there]
 
-    async def put(self, values: Sequence[tuple[str, bytes]], row: Row | None = None, place: int = 0) -> None:
-        """Keep values, in place of what was there, all of them at once; the longest unused give way."""
+    async def put(
+        self, values: Sequence[tuple[str, bytes]], row: Row | None = None, place: int = 0, lease: float | None = None
+    ) -> None:
+        """Keep values, in place of what was there, all of them at once, ``lease`` seconds at most; the longest unused give way."""
         keys = self._keys([name for name, _ in values])
         payloads = [payload for _, payload in values]
         sealed = await _off_loop(payloads, lambda: [seal(key, payload) for key, payload in zip(keys, payloads, strict=True)])
         size = sum(map(len, payloads))
         row = row or Row()
-        arguments = [row.used_at, place, self._most_bytes, self._most, *sealed]
+        ends_ms = self._ttl_ms if lease is None else min(self._ttl_ms, max(1, int(lease * 1000)))
+        arguments = [row.used_at, place, self._most_bytes, self._most, ends_ms, *sealed]
         row.used_at = await self._connection.write(
             lambda client: self._script(client, PUT, keys, arguments),
             self._connection.timeout * WRITE_PATIENCE * max(1, size / CHUNK_BYTES),

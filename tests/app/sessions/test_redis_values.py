@@ -111,6 +111,16 @@ class TestTimeToLive:
         assert await responses.get("", "a") is not None
         assert await raw.pttl(key) <= 60_000
 
+    async def test_with_a_lease_they_end_sooner_and_give_way_no_sooner(self, raw: Any, connection: RedisConnection) -> None:
+        responses = RedisResponses(connection, "t", 2, 10_000, DAY)
+        for name, lease in (("a", None), ("b", 60), ("c", None)):
+            await responses.put("", name, StoredResponse({"id": name}, []), lease)
+        left = {key.rsplit(b":", 1)[1]: await raw.pttl(key) for key in await raw.keys("t:1:response:*")}
+        assert left.keys() == {b"b", b"c"}
+        assert 0 < left[b"b"] <= 60_000 < left[b"c"]
+        await responses.put("", "b", StoredResponse({}, []))
+        assert await raw.pttl((await raw.keys("t:1:response:*b"))[0]) > 60_000
+
     async def test_a_time_to_live_beyond_all_bounds_is_a_long_one(self, raw: Any, connection: RedisConnection) -> None:
         await RedisBlocks(connection, "t", 100_000, 1e300).put(some("a"))
         assert await raw.pttl("t:1:block:a") > 1000 * DAY

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from app.cli import cli
 from app.deps import Serving
 from app.main import create_app
+from app.responses_api import answering
 from app.settings import Settings
 from tests.app.asking import URL, body_of, created
 from tests.app.fakes import FakeEngine
@@ -93,6 +94,26 @@ async def test_without_redis_it_starts_answers_and_says_so() -> None:
             samples = await scrape(client)
             assert samples["session_store_up",] == 0
             assert samples["session_store_operations_total", "put", "error"] == 2
+
+
+async def test_a_response_in_the_making_is_found_elsewhere_and_no_longer_than_somebody_works_at_it(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "RENEWED_EVERY_S", 0.01)
+    async with running(redis.url) as here, running(redis.url) as there, redis.client() as raw:
+        here.engine.hang = True
+        document = await created(here, background=True)
+        await here.engine.hanging.acquire()
+        url = f"{URL}/{document['id']}"
+        await raw.flushall()  # the server notes again and again that it is still there
+        while (found := await there.get(url)).status_code == 404:
+            pass
+        assert found.json()["status"] == "in_progress"
+        (key,) = await raw.keys("moaserve:1:response:*")
+        assert await raw.pttl(key) <= 60_000
+        assert (await here.post(f"{url}/cancel")).json()["status"] == "cancelled"
+        assert (await there.get(url)).json()["status"] == "cancelled"
+        assert await raw.pttl(key) > 60_000
 
 
 async def test_what_stores_do_is_measured(redis: RedisServer) -> None:
