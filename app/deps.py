@@ -13,8 +13,9 @@ from fastapi.requests import HTTPConnection
 from app.guard import Admission
 from app.metrics import Metrics
 from app.responses_api.background import BackgroundJobs
+from app.sessions.conversations import Conversations
 from app.sessions.engine import BlockEngine
-from app.sessions.memory import MemoryStore
+from app.sessions.opening import Stores
 from app.sessions.store import ResponseStore
 from app.settings import Settings
 from speculative.config import EngineStatus, ModelInfo
@@ -68,7 +69,8 @@ class Serving:
     engine: ServingEngine
     metrics: Metrics
     admission: Admission
-    store: ResponseStore
+    stores: Stores
+    conversations: Conversations | None
     jobs: BackgroundJobs = field(default_factory=BackgroundJobs)
     tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     compiling: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
@@ -77,8 +79,20 @@ class Serving:
     def of(cls, settings: Settings, engine: ServingEngine) -> Serving:
         """An engine, as ``settings`` say that it is to be served."""
         admission = Admission(settings.max_num_seqs, settings.max_queue_requests, settings.max_queue_tokens)
-        store = MemoryStore(settings.store_max_responses, settings.store_max_bytes, settings.store_ttl)
-        return cls(settings, engine, Metrics(), admission, store)
+        metrics = Metrics()
+
+        def model_name() -> str:
+            return settings.served_model_name or engine.info.name
+
+        stores = Stores.of(settings, metrics.store_observer(model_name))
+        blocks = stores.blocks if settings.prefix_cache_tokens != 0 else None
+        conversations = Conversations(engine, blocks) if blocks is not None else None
+        return cls(settings, engine, metrics, admission, stores, conversations)
+
+    @property
+    def store(self) -> ResponseStore:
+        """Where responses are kept between requests."""
+        return self.stores.responses
 
     def model_info(self) -> ModelInfo:
         """The loaded model; raises EngineNotReadyError while there is none, or no longer."""

@@ -100,6 +100,8 @@ def places_for(serving: Serving, requests: Sequence[Request]) -> Places:
 
 async def run(serving: Serving, requests: Sequence[Request], places: Places) -> Outputs:
     """All requests' outputs as they come, each with its request's index; closing this aborts whatever still runs."""
+    if serving.conversations is not None:
+        await serving.conversations.restore(requests)
     if len(requests) == 1:
         async with aclosing(_run_one(serving, requests[0], places, 0)) as outputs:
             async for output in outputs:
@@ -137,11 +139,13 @@ async def run(serving: Serving, requests: Sequence[Request], places: Places) -> 
 
 async def _run_one(serving: Serving, request: Request, places: Places, index: int) -> AsyncGenerator[RequestOutput, None]:
     recorder = serving.metrics.request(serving.model_name())
+    generated: list[int] = []
     try:
         async with aclosing(serving.engine.generate(request)) as outputs:
             async for output in outputs:
                 places.read(index)
                 recorder.output(output)
+                generated += output.new_token_ids
                 if output.finish_reason == "error":
                     raise EngineStepError(f"request {request.request_id} failed in the engine")
                 if output.finish_reason == "abort":
@@ -153,6 +157,8 @@ async def _run_one(serving: Serving, request: Request, places: Places, index: in
     finally:
         places.end(index)
         recorder.end()
+        if serving.conversations is not None:
+            serving.conversations.keep(request, generated)
 
 
 async def collect(outputs: Outputs, count: int) -> list[Choice]:

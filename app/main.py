@@ -18,6 +18,9 @@ from app.routes import chat, completions, health, metrics, models, responses, to
 from app.settings import Settings
 from app.streaming import finish_streams_at_shutdown
 
+STORING_S = 2.0
+"""What texts that have just ended get to be stored when the server stops."""
+
 
 def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
     """The HTTP application; it starts the engine at startup, without waiting for the model, and stops it at shutdown."""
@@ -27,12 +30,16 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         finish_streams_at_shutdown()
+        serving.stores.start()
         await engine.start()
         try:
             yield
         finally:
+            if serving.conversations is not None:
+                await serving.conversations.close(STORING_S)
             await engine.stop()
             await serving.jobs.close()
+            await serving.stores.close()
 
     app = Described(
         title="MoA Serve",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -31,6 +32,8 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "spec_decode_num_draft_tokens": ("Draft tokens verified.", ()),
     "spec_decode_num_accepted_tokens": ("Draft tokens accepted.", ()),
     "spec_decode_num_accepted_tokens_per_pos": ("Draft tokens accepted, by their position in the draft from 0.", ("position",)),
+    "session_store_operations": ("Operations of the stores of responses and KV cache.", ("operation", "outcome")),
+    "session_store_bytes": ("Bytes that these stores have read and written.", ("direction",)),
 }
 HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
     "time_to_first_token_seconds": (
@@ -57,7 +60,13 @@ HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
         "Forward passes of the target that a request took part in.",
         (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000),
     ),
+    "session_store_seconds": (
+        "Seconds that an operation of the stores of responses and KV cache took.",
+        (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+    ),
 }
+HISTOGRAM_LABELS: Final[dict[str, tuple[str, ...]]] = {"session_store_seconds": ("operation",)}
+STORE_UP: Final = ("session_store_up", "1 while Redis can be reached, else 0; without Redis there is none.")
 
 
 class Metrics:
@@ -70,13 +79,19 @@ class Metrics:
             for name, (text, labels) in COUNTERS.items()
         }
         self.histograms = {
-            name: Histogram(PREFIX + name, text, (LABEL,), buckets=buckets, registry=self.registry)
+            name: Histogram(PREFIX + name, text, (LABEL, *HISTOGRAM_LABELS.get(name, ())), buckets=buckets, registry=self.registry)
             for name, (text, buckets) in HISTOGRAMS.items()
         }
 
     def watch(self, status: Callable[[], EngineStatus], model_name: Callable[[], str]) -> None:
         """Read the gauges from ``status`` whenever the metrics are scraped."""
         self.registry.register(_Gauges(status, model_name))
+
+    def store_observer(self, model_name: Callable[[], str]) -> StoreRecorder:
+        """A recorder for the stores of sessions."""
+        recorder = StoreRecorder(self, model_name)
+        self.registry.register(recorder)
+        return recorder
 
     def request(self, model_name: str) -> RequestRecorder:
         """A recorder for one request that begins now."""
@@ -145,6 +160,44 @@ class RequestRecorder:
 
     def _observe(self, name: str, value: float) -> None:
         self._metrics.histograms[name].labels(self._model_name).observe(value)
+
+
+class StoreRecorder(Collector):
+    """Counts what the stores of sessions do: `app.sessions.observing.StoreObserver`. Before the model has a name nothing counts."""
+
+    def __init__(self, metrics: Metrics, model_name: Callable[[], str]) -> None:
+        self._metrics, self._model_name = metrics, model_name
+        self._is_up: bool | None = None
+
+    def ended(self, operation: str, outcome: str) -> None:
+        """Count an operation."""
+        self._count("session_store_operations", 1, operation, outcome)
+
+    def took(self, operation: str, seconds: float) -> None:
+        """Record how long an operation took."""
+        with suppress(EngineError):
+            self._metrics.histograms["session_store_seconds"].labels(self._model_name(), operation).observe(seconds)
+
+    def carried(self, direction: str, size: int) -> None:
+        """Count bytes."""
+        if size:
+            self._count("session_store_bytes", size, direction)
+
+    def reachable(self, is_up: bool) -> None:
+        """Note whether Redis can be reached."""
+        self._is_up = is_up
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauge, where there is something to tell."""
+        if self._is_up is not None:
+            with suppress(EngineError):
+                gauge = GaugeMetricFamily(PREFIX + STORE_UP[0], STORE_UP[1], labels=(LABEL,))
+                gauge.add_metric((self._model_name(),), self._is_up)
+                yield gauge
+
+    def _count(self, name: str, amount: float, *labels: str) -> None:
+        with suppress(EngineError):
+            self._metrics.counters[name].labels(self._model_name(), *labels).inc(amount)
 
 
 class _Gauges(Collector):

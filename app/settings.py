@@ -40,7 +40,9 @@ class Settings(BaseSettings):
     commas. Who may ask, how often and how much: see ``guard`` and ``keys``; what is kept of answers: see ``sessions``.
     """
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=())
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+    )
 
     config: Path | None = None
     host: str = "127.0.0.1"
@@ -62,6 +64,11 @@ class Settings(BaseSettings):
     store_max_responses: int = Field(10_000, ge=0)
     store_max_bytes: int = Field(256 * 2**20, ge=0)
     store_ttl: float = Field(24 * 3600, gt=0)
+    session_max_bytes: int = Field(2**30, ge=0)
+    session_ttl: float = Field(24 * 3600, gt=0)
+    redis_url: SecretStr | None = None
+    redis_timeout: float = Field(0.25, gt=0)
+    redis_prefix: str = Field("moaserve", min_length=1, pattern=r"^[!-~]+$")
     cors_origins: str | None = None
     allowed_hosts: str | None = None
     forwarded_allow_ips: str | None = None
@@ -109,6 +116,17 @@ class Settings(BaseSettings):
         ApiKeys.load(self.api_key, self.api_key_file)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("TLS needs both ssl_certfile and ssl_keyfile")
+        return self
+
+    @model_validator(mode="after")
+    def _redis_can_be_asked(self) -> Settings:
+        if self.redis_url is not None:
+            from app.sessions.redis_url import check_url  # half a second to import, which most servers can do without
+
+            try:
+                check_url(self.redis_url.get_secret_value())
+            except ValueError as error:  # of the whole model: an error of the field would be told with the URL and its password
+                raise ValueError(f"--redis-url (MOASERVE_REDIS_URL): {error}") from None
         return self
 
     def engine_config(self) -> EngineConfig:

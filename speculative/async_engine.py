@@ -162,8 +162,9 @@ class AsyncEngine:
 
     async def read_blocks(self, keys: Sequence[bytes], first: int) -> list[bytes]:
         """The leading blocks that are kept, from the one numbered ``first`` on, for ``write_blocks`` of an engine like this one."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[Contents]] = loop.create_future()
+        if not self.alive:
+            raise EngineNotReadyError("the engine is not running")
+        answer: asyncio.Future[list[Contents]] = asyncio.get_running_loop().create_future()
 
         def read(engine: Engine) -> None:
             self._call(_answer, answer, engine.prefixes.read(keys, first))

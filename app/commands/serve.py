@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 GUARD = "Who may ask, how often and how much"
 STORE = "Stored responses"
+SESSIONS = "Sessions"
 
 
 def serve(
@@ -75,6 +76,35 @@ def serve(
     store_max_bytes: Annotated[int | None, typer.Option(help="Bytes of them. (default: 256 MiB)", rich_help_panel=STORE)] = None,
     store_ttl: Annotated[
         float | None, typer.Option(help="Seconds that each is kept. (default: 86400, a day)", rich_help_panel=STORE)
+    ] = None,
+    session_max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of KV cache kept for later turns, by all servers on a Redis together; 0: none. (default: 1 GiB)",
+            rich_help_panel=SESSIONS,
+        ),
+    ] = None,
+    session_ttl: Annotated[
+        float | None,
+        typer.Option(help="Seconds that they are kept after their last use. (default: 86400, a day)", rich_help_panel=SESSIONS),
+    ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Redis that keeps KV cache and responses over restarts and for several servers: redis://, rediss:// (TLS) or "
+            "unix://; one with a password better in the environment (MOASERVE_REDIS_URL), as all users of a machine see its "
+            "command lines. (default: this server's memory)",
+            rich_help_panel=SESSIONS,
+        ),
+    ] = None,
+    redis_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that a request waits for Redis at most. (default: 0.25)", rich_help_panel=SESSIONS)
+    ] = None,
+    redis_prefix: Annotated[
+        str | None,
+        typer.Option(
+            help="What the keys in Redis begin with; servers with the same share. (default: moaserve)", rich_help_panel=SESSIONS
+        ),
     ] = None,
     cors_origins: Annotated[
         str | None,

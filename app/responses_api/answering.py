@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request as HttpRequest
 from fastapi import Response
@@ -22,6 +23,10 @@ from app.sessions.store import StoredResponse
 from app.streaming import stream_events
 from speculative.errors import EngineStepError
 
+LEASE_S = 60.0
+"""How long a response that is worked at is found after its server has died."""
+RENEWED_EVERY_S = 20.0
+
 logger = logging.getLogger("moaserve.app")
 
 
@@ -35,6 +40,7 @@ class Answering:
     places: Places
     outputs: Outputs
     writer: ResponseWriter
+    keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def streamed(self) -> Response:
         """Events as they come; a client that leaves aborts the work, and nothing is kept."""
@@ -91,10 +97,18 @@ class Answering:
                 pass
 
     async def _work(self) -> None:
+        renewing = asyncio.create_task(self._renew())
         try:
             await self._finish()
         except Exception as error:
             await self._failed(error)
+        finally:
+            renewing.cancel()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEWED_EVERY_S)
+            await self._keep()
 
     async def _cancelled(self) -> None:
         self.writer.cancel()
@@ -109,8 +123,10 @@ class Answering:
     async def _keep(self) -> None:
         response = self.writer.response
         if response.store:
-            stored = StoredResponse(response.model_dump(mode="json", exclude_unset=True), self.items)
-            await self.serving.store.put(self.owner, response.id, stored)
+            async with self.keeping:  # what is kept last is the newest
+                stored = StoredResponse(response.model_dump(mode="json", exclude_unset=True), self.items)
+                lease = LEASE_S if response.status in RUNNING else None
+                await self.serving.store.put(self.owner, response.id, stored, lease)
 
 
 def document(response: ResponseBody) -> Response:

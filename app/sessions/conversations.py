@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from app.sessions.blocks import BlockStore
@@ -59,10 +60,14 @@ class Conversations:
 
     async def _keep(self, keys: list[bytes]) -> None:
         async with self._turn:
-            names = self._names(keys)
-            stored = await self._store.known(names)
-            if blocks := await self._engine.read_blocks(keys, stored):
-                await self._store.put(dict(zip(names[stored:], blocks, strict=False)))
+            with suppress(EngineError):  # an engine that has ended knows nothing any more
+                await self._store_new(keys)
+
+    async def _store_new(self, keys: list[bytes]) -> None:
+        names = self._names(keys)
+        stored = await self._store.known(names)
+        if blocks := await self._engine.read_blocks(keys, stored):
+            await self._store.put(dict(zip(names[stored:], blocks, strict=False)))
 
     async def close(self, timeout: float) -> None:
         """Store what waits, as far as that goes within ``timeout`` seconds; the engine must still run."""

@@ -20,8 +20,12 @@ class ResponseStore(Protocol):
     It may forget whatever it likes, and a store that fails forgets: it raises nothing, as no answer is to be lost with it.
     """
 
-    async def put(self, owner: str, response_id: str, stored: StoredResponse) -> None:
-        """Keep a response, in place of what was kept under this id."""
+    async def put(self, owner: str, response_id: str, stored: StoredResponse, lease: float | None = None) -> None:
+        """Keep a response, in place of what was kept under this id.
+
+        With a ``lease`` a store that outlives this server keeps it for at most so many seconds: for what is only true while
+        this server works at it.
+        """
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """The response, if it is there."""

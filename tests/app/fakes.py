@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from speculative.config import EngineStatus, ModelInfo
-from speculative.errors import ContextLengthError, EngineNotReadyError, InvalidRequestError
+from speculative.errors import ContextLengthError, EngineNotReadyError, InvalidBlockError, InvalidRequestError
 from speculative.request import Grammar, Request, RequestOutput, RequestStats, TokenLogprob
 
 CONTEXT = 100
@@ -111,6 +111,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    blocks: dict[bytes, bytes] = field(default_factory=dict)
     hanging: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     @property
@@ -136,6 +137,17 @@ class FakeEngine:
         self.grammars.append(grammar)
         if "refuse me" in grammar.source:
             raise InvalidRequestError("it cannot be followed", param="grammar")
+
+    def known_blocks(self, keys: Sequence[bytes]) -> int:
+        return next((place for place, key in enumerate(keys) if key not in self.blocks), len(keys))
+
+    async def read_blocks(self, keys: Sequence[bytes], first: int) -> list[bytes]:
+        return [self.blocks[key] for key in keys[first : self.known_blocks(keys)]]
+
+    async def write_blocks(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
+        if b"garbage" in blocks:
+            raise InvalidBlockError("not a block")
+        self.blocks |= dict(zip(keys[-len(blocks) :], blocks, strict=True))
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         index = len(self.requests)

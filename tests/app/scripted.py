@@ -16,6 +16,7 @@ from speculative.async_engine import AsyncEngine
 from speculative.config import EngineStatus, ModelInfo
 from speculative.detokenizer import Detokenizer
 from speculative.errors import InvalidRequestError
+from speculative.prefixes import Prefixes
 from speculative.request import Grammar, Request, RequestOutput, TokenLogprob
 from speculative.sampler import Sampler
 from speculative.sequence import Sequence as Running
@@ -46,6 +47,7 @@ class ScriptedEngine:
         self._tokens_per_step, self._slots, self._before_step = tokens_per_step, slots, before_step
         self.running: list[Running] = []
         self.waiting: deque[Running] = deque()
+        self.prefixes = Prefixes((), 0, None)
 
     def validate(self, request: Request) -> None:
         assert len(request.prompt_token_ids) < CONTEXT
