@@ -127,12 +127,12 @@ async def _ask(
 
 def _texts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], count: int, tokens: int) -> list[str]:
     """``count`` different texts of ``tokens`` tokens: the prompts one after another, begun at another one each time."""
-    texts = []
+    texts, special = [], set(tokenizer.all_special_ids)
     for number in range(count):
         ids: list[int] = []
         place = number
         while len(ids) < tokens:
-            ids += prompts[place % len(prompts)].token_ids
+            ids += (token for token in prompts[place % len(prompts)].token_ids if token not in special)
             place += 1
-        texts.append(str(tokenizer.decode(ids[:tokens], skip_special_tokens=True)))
+        texts.append(str(tokenizer.decode(ids[:tokens])))
     return texts

@@ -113,14 +113,16 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def long_text(prompts: list[Prompt], tokens: int) -> str:
-    ids = [token for prompt in prompts for token in prompt.token_ids][:tokens]
-    return str(load_tokenizer(BUNDLED["target"]).decode(ids, skip_special_tokens=True))  # type: ignore[union-attr]
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    ids = [token for prompt in prompts for token in prompt.token_ids if token not in tokenizer.all_special_ids][:tokens]
+    return str(tokenizer.decode(ids))
 
 
 def test_a_second_turn_goes_on_here_after_a_restart_and_elsewhere(
     server: Server, redis: RedisServer, second: Server, prompts
 ) -> None:
-    conversation = [{"role": "user", "content": long_text(prompts, 1000)}]
+    conversation = [{"role": "user", "content": long_text(prompts, 1050)}]
     restarted = start_server(*OPTIONS, "--redis-url", redis.url)
     try:
         (told,) = asked(restarted, body(conversation))
