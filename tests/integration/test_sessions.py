@@ -21,7 +21,16 @@ def client_of(server: Server) -> openai.OpenAI:
 
 def test_a_conversation_survives_its_server_and_answers_survive_redis() -> None:
     with redis_server("--requirepass", "pass-word") as redis:
-        options = ["--redis-url", f"unix://:pass-word@{redis.socket}", "--num-threads", "1", "--dtype", "float32", "--redis-timeout", "2"]
+        options = [
+            "--redis-url",
+            f"unix://:pass-word@{redis.socket}",
+            "--num-threads",
+            "1",
+            "--dtype",
+            "float32",
+            "--redis-timeout",
+            "2",
+        ]
         server = start_server(*options)
         with client_of(server) as client:
             first = client.responses.create(model="concierge", input=ASK, temperature=0, max_output_tokens=16)

@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -262,6 +263,18 @@ async def test_slow_it_costs_one_timeout(
         await seen.until(True)
         assert await both.blocks.get(KEYS) == VALUES
     assert lines(caplog)[:3] == ["there", "away", "there"]
+
+
+async def test_a_server_that_is_held_up_itself_does_not_blame_redis(redis: RedisServer, connect: Connect, seen: Seen) -> None:
+    both = Both(connect(redis, IMPATIENT), seen)
+    await both.assert_have()
+    asked = asyncio.create_task(both.blocks.get(KEYS[:4]))
+    for turn in range(4):
+        await asyncio.sleep(0)
+        if turn == 2:
+            time.sleep(2 * IMPATIENT)  # as a computation in the event loop does
+    assert await asked == VALUES[:4]
+    assert seen.changes == [True]
 
 
 async def test_what_has_come_in_time_is_used_and_lateness_is_no_failure(redis: RedisServer, connect: Connect, seen: Seen) -> None:
