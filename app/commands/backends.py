@@ -136,3 +136,4 @@ class LocalBackend:
     async def close(self) -> None:
         """Stop the engine."""
         await self._engine.stop()
+        await self._serving.stores.close()

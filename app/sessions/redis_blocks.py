@@ -71,13 +71,13 @@ class RedisBlocks:
         """Nothing is held; who made the connection closes it."""
 
     async def _put_missing(self, items: Sequence[tuple[int, str, bytes]], row: Row) -> None:
-        """Put blocks, each with its place in the row, in chunks of some MiB."""
+        """Put blocks, each with its place in the row, in chunks of neighbours of some MiB."""
         chunk: list[tuple[str, bytes]] = []
         begins = size = 0
         for place, key, block in items:
             if not self._values.fits(block):
                 continue
-            if chunk and size + len(block) > CHUNK_BYTES:
+            if chunk and (place != begins + len(chunk) or size + len(block) > CHUNK_BYTES):
                 await self._values.put(chunk, row, begins)
                 chunk, size = [], 0
             if not chunk:

@@ -26,6 +26,8 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 WRITE_PATIENCE: Final = 4
 """How many times as long as a read a write may take."""
+LATE: Final = 1.2
+"""A timeout that comes so many times as late as it was to come is no timeout."""
 CONNECTIONS: Final = 32
 CLOSING_S: Final = 1.0
 
@@ -108,10 +110,12 @@ class RedisConnection:
         self, ask: Callable[[Client], Awaitable[T]], patience: float, *, lenient: bool = False, writing: bool = False
     ) -> T:
         """Run ``ask`` in a task of its own: whoever gives up waiting, redis-py then still puts its connection in order."""
-        losses = self._losses
+        losses, began = self._losses, time.monotonic()
         task: asyncio.Task[T] = self._spawn(_awaited(ask, self._client))
         try:
             await asyncio.wait([task], timeout=patience)
+            if time.monotonic() - began > patience * LATE:  # this server was held up itself: that says nothing of Redis
+                await asyncio.wait([task], timeout=patience)
         finally:
             in_time = task.done()
             task.cancel()

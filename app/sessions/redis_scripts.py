@@ -116,26 +116,31 @@ return used_at
 USE: Final = (
     _NOTES
     + """
--- KEYS[3..]: values' keys. ARGV: prefix, ttl in ms, when used (0: now), place of the first in its row, head
-local ttl, used_at, place = unpack(numbers(2, 4))
+-- KEYS[3..]: values' keys.
+-- ARGV: prefix, ttl in ms, when used (0: now), place of the first in its row, 1 to end with the first that is not there, head
+local ttl, used_at, place, leading = unpack(numbers(2, 5))
 if used_at == 0 then used_at = now end
 local there = {used_at}
 for i = 3, #KEYS do
   local name = name_of(KEYS[i])
   there[i - 1] = 0
-  if has_head(KEYS[i], ARGV[5]) then
+  if has_head(KEYS[i], ARGV[6]) then
     redis.call('PEXPIRE', KEYS[i], ttl)
     note(name, used_at + ttl * 1000 - place - i)
     there[i - 1] = 1
-  elseif redis.call('HEXISTS', sizes, name) == 1 then
-    forget(name)
+  else
+    if redis.call('HEXISTS', sizes, name) == 1 then forget(name) end
+    if leading == 1 then break end
   end
 end
 save(ttl)
 return there
 """
 )
-"""Let the times to live of values begin anew; when they count as used, then 1 for each that is there, else 0."""
+"""Let the times to live of values begin anew, if wanted only up to the first that is not there.
+
+When they count as used, then 1 for each that is there, else 0.
+"""
 
 DELETE: Final = (
     _NOTES

@@ -84,7 +84,7 @@ class RedisValues:
             asked = client.pipeline(transaction=False)
             asked.mget(keys)
             if row is not None:
-                self._script(asked, USE, keys, [row.used_at, place, HEAD])
+                self._script(asked, USE, keys, [row.used_at, place, 1, HEAD])
             values, *used = await asked.execute(raise_on_error=False)
             if isinstance(values, RedisError):
                 raise values
@@ -122,7 +122,7 @@ class RedisValues:
     async def used(self, names: Sequence[str], row: Row, place: int = 0) -> list[bool]:
         """Let the times to live of values begin anew; which of them are there."""
         keys = self._keys(names)
-        used = await self._connection.write(lambda client: self._script(client, USE, keys, [row.used_at, place, HEAD]))
+        used = await self._connection.write(lambda client: self._script(client, USE, keys, [row.used_at, place, 0, HEAD]))
         row.used_at, *there = used
         return [bool(each) for each in there]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,10 +35,10 @@ RESPONSE = StoredResponse({"id": "a"}, [])
 class Both:
     """Both stores on one connection."""
 
-    def __init__(self, connection: RedisConnection, seen: Seen) -> None:
+    def __init__(self, connection: RedisConnection, seen: Seen, prefix: str = "t") -> None:
         self.connection = connection
-        self.blocks = RedisBlocks(connection, "t", 2**20, DAY, seen)
-        self.responses = RedisResponses(connection, "t", 100, 2**20, DAY, seen)
+        self.blocks = RedisBlocks(connection, prefix, 2**20, DAY, seen)
+        self.responses = RedisResponses(connection, prefix, 100, 2**20, DAY, seen)
 
     async def assert_have(self) -> None:
         """All works."""
@@ -263,6 +265,18 @@ async def test_slow_it_costs_one_timeout(
     assert lines(caplog)[:3] == ["there", "away", "there"]
 
 
+async def test_a_server_that_is_held_up_itself_does_not_blame_redis(redis: RedisServer, connect: Connect, seen: Seen) -> None:
+    both = Both(connect(redis, IMPATIENT), seen)
+    await both.assert_have()
+    asked = asyncio.create_task(both.blocks.get(KEYS[:4]))
+    for turn in range(4):
+        await asyncio.sleep(0)
+        if turn == 2:
+            time.sleep(2 * IMPATIENT)  # as a computation in the event loop does
+    assert await asked == VALUES[:4]
+    assert seen.changes == [True]
+
+
 async def test_what_has_come_in_time_is_used_and_lateness_is_no_failure(redis: RedisServer, connect: Connect, seen: Seen) -> None:
     async with proxy_to(redis.socket) as proxy:
         await Both(connect(redis), seen).assert_have()
@@ -314,6 +328,25 @@ async def test_one_who_may_only_read_reads(locked: str, connect: Connect, seen: 
     await both.blocks.put({"new": bytes(1000)})
     assert await both.blocks.get(KEYS) == VALUES
     assert lines(caplog) == ["there", "there", "full"]  # the first is the other's, who may write
+
+
+async def test_the_user_that_the_documentation_proposes_may_do_all_that_is_needed(
+    redis: RedisServer, connect: Connect, seen: Seen
+) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "sessions.md").read_text()
+    rule = re.search(r"`ACL (SETUSER moaserve [^`]*)`", text)
+    assert rule is not None
+    async with redis.client() as raw:
+        await raw.execute_command("ACL", *rule[1].replace("PASSWORD", "right").split())
+    connection = connect(f"unix://moaserve:right@{redis.socket}")
+    connection._probe = "moaserve:probe"
+    both = Both(connection, seen, "moaserve")
+    await both.assert_have()
+    async with redis.client() as raw:
+        await raw.delete("moaserve:1:blocks:sizes", "moaserve:1:block:k:0")
+    await both.assert_have()
+    assert await both.responses.delete("", "a")
+    assert seen.outcomes.keys() <= {("put", "ok"), ("get", "hit"), ("known", "hit"), ("delete", "ok")}
 
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff\xfe" * 50 + b"\r\n", b"", b"$99999999\r\nx"])

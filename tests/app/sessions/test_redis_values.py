@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from app.sessions.memory_blocks import MemoryBlocks
 from app.sessions.redis_blocks import RedisBlocks
 from app.sessions.redis_connection import RedisConnection
 from app.sessions.redis_responses import RedisResponses
@@ -161,6 +162,22 @@ class TestLimits:
         await assert_notes_agree(raw)
         assert seen.outcomes["get", "corrupt"] == seen.outcomes["get", "error"] == seen.outcomes["put", "error"] == 0
         assert len(await kept(raw)) == cap // (700 + OVERHEAD)
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_whatever_happens_the_same_is_kept_as_in_memory(self, raw: Any, connection: RedisConnection, seed: int) -> None:
+        chance, names = random.Random(seed), [str(number) for number in range(20)]
+        sizes = {name: chance.choice([100, 500, 900]) for name in names}
+        in_redis = RedisBlocks(connection, "t", 5000, DAY)
+        in_memory = MemoryBlocks(5000, DAY)
+        for _ in range(60):
+            row = chance.sample(names, chance.randint(1, 8))
+            if chance.random() < 0.5:
+                await in_memory.put({name: bytes(sizes[name] + OVERHEAD) for name in row})  # in Redis headers count
+                await in_redis.put({name: bytes(sizes[name]) for name in row})
+            else:
+                assert len(await in_redis.get(row)) == len(await in_memory.get(row))
+            assert [await in_redis.known([name]) for name in names] == [await in_memory.known([name]) for name in names]
+        await assert_notes_agree(raw)
 
     async def test_what_redis_forgot_by_itself_does_not_count_for_ever(self, raw: Any, blocks: RedisBlocks) -> None:
         await blocks.put(some(*"abcdefghij"))
