@@ -16,6 +16,7 @@ from app.responses_api.background import BackgroundJobs
 from app.sessions.memory import MemoryStore
 from app.sessions.store import ResponseStore
 from app.settings import Settings
+from app.tracing import Tracing
 from speculative.config import EngineStatus, ModelInfo
 from speculative.errors import EngineNotReadyError
 from speculative.request import Grammar, Request, RequestOutput
@@ -72,16 +73,18 @@ class Serving:
     metrics: Metrics
     admission: Admission
     store: ResponseStore
+    tracing: Tracing | None = None
     jobs: BackgroundJobs = field(default_factory=BackgroundJobs)
     tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     compiling: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     @classmethod
     def of(cls, settings: Settings, engine: ServingEngine) -> Serving:
-        """An engine, as ``settings`` say that it is to be served."""
+        """An engine, as ``settings`` say that it is to be served; raises SettingsError where they cannot be followed here."""
         admission = Admission(settings.max_num_seqs, settings.max_queue_requests, settings.max_queue_tokens)
         store = MemoryStore(settings.store_max_responses, settings.store_max_bytes, settings.store_ttl)
-        return cls(settings, engine, Metrics(), admission, store)
+        tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
+        return cls(settings, engine, Metrics(vllm_names=settings.vllm_metric_names), admission, store, tracing)
 
     def model_info(self) -> ModelInfo:
         """The loaded model; raises EngineNotReadyError while there is none, or no longer."""

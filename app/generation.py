@@ -127,7 +127,9 @@ async def run(serving: Serving, requests: Sequence[Request], places: Places) -> 
 
 
 async def _run_one(serving: Serving, request: Request, places: Places, index: int) -> AsyncGenerator[RequestOutput, None]:
-    recorder = serving.metrics.request(serving.model_name())
+    model_name = serving.model_name()
+    recorder = serving.metrics.request(model_name)
+    failure: Exception | None = None
     try:
         async with aclosing(serving.engine.generate(request)) as outputs:
             async for output in outputs:
@@ -138,12 +140,15 @@ async def _run_one(serving: Serving, request: Request, places: Places, index: in
                 if output.finish_reason == "abort":
                     raise EngineNotReadyError("The server is shutting down.")
                 yield output
-    except Exception:
+    except Exception as error:
+        failure = error
         recorder.fail()
         raise
     finally:
         places.end(index)
         recorder.end()
+        if serving.tracing is not None:
+            serving.tracing.request(request, model_name, recorder, failure)
 
 
 async def collect(outputs: Outputs, count: int) -> list[Choice]:

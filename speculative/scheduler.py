@@ -6,6 +6,7 @@ sequence that is being prefilled holds slot D. When a sequence ends, the last on
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -79,6 +80,7 @@ class Scheduler:
             return None
         self.prefilling = self.waiting.popleft()
         self.prefilling.slot = len(self.running)
+        self.prefilling.scheduled_time = time.monotonic()
         return self.prefilling
 
     def find(self, request_id: str) -> Sequence | None:
