@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 DEFAULT_PATH: Final = "/v1/traces"
+SHUTDOWN_S: Final = 3.0
 COMPLETIONS: Final = "/v1/completions"
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
@@ -96,9 +98,11 @@ class Tracing:
             self._tracer.start_span(name, within, start_time=nanoseconds(since)).end(nanoseconds(until))
         span.end(nanoseconds(ended))
 
-    def shutdown(self) -> None:
-        """Send what is left, and stop. Blocks."""
-        self._provider.shutdown()
+    def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
+        """Send what is left, and stop. Blocks, but not longer than ``timeout`` seconds: a collector may be away."""
+        last = threading.Thread(target=self._provider.shutdown, name="moaserve-traces", daemon=True)
+        last.start()
+        last.join(timeout)
 
 
 class TraceContext:
