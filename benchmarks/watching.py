@@ -33,7 +33,7 @@ REPLAYS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class WatchingResult:
-    """Tokens per second, and processor seconds per token, of each round by arm; processor seconds of recording alone and of a scrape.
+    """Tokens per second and processor seconds per token of each round, by arm; processor seconds of recording and of a scrape.
 
     ``recorder_seconds`` are of one token; ``tokens_per_request`` of the requests that they were measured on. A round's processor
     seconds are the whole process': client, server and engine. Other programs on the machine disturb them less than its speed.

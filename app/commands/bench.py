@@ -245,14 +245,7 @@ def watching(
             result = asyncio.run(running)
         except httpx.HTTPStatusError as error:
             options.fail(f"--extra {extra}: {error}")
-    figures = result.as_dict()
-    for measured, ratios in (("tokens per second", figures["speed_ratios"]), ("processor time per token", figures["cpu_ratios"])):
-        for name, ratio in ratios.items():
-            typer.echo(f"{measured}, {name}: {ratio['median']:.3f} ({ratio['p25']:.3f}-{ratio['p75']:.3f})")
-    typer.echo(
-        f"recording alone: {result.recorder_seconds * 1e6:.2f} µs of processor time per token, {result.recorder_share:.3%} of all; "
-        f"a scrape: {result.scrape_seconds * 1e3:.1f} ms"
-    )
+    tables.print_watching(result)
     if json is not None:
         settings = {**decoding_settings(config), "num_requests": num_requests, "max_tokens": max_tokens, "extra": more}
-        write_json({"settings": settings} | figures, json)
+        write_json({"settings": settings} | result.as_dict(), json)
