@@ -104,6 +104,12 @@ def ask(server: Server, **extra: Any) -> int:
     return httpx.post(f"{server.base_url}/chat/completions", json=body, timeout=60).status_code
 
 
+def respond(server: Server, **extra: Any) -> str:
+    """One turn of a conversation that the server keeps; its id."""
+    answer = httpx.post(f"{server.base_url}/responses", json={"input": "Hello.", "max_output_tokens": 8} | extra, timeout=60)
+    return str(answer.json()["id"])
+
+
 def samples(prometheus: str, expression: str) -> list[float]:
     """An expression's values now, with Grafana's variables set as on a dashboard; those that are no number are left out."""
     for name, value in {"model_name": ".*", "instance": ".*", "__rate_interval": "1m", "__range": "1h"}.items():
@@ -125,6 +131,7 @@ def test_every_panel_and_alert_has_data_after_a_short_load(loaded: Server, prome
         """Some load at each try: a rate wants two scrapes with work between them."""
         assert ask(loaded) == 200
         assert ask(loaded, max_tokens=0) == 400
+        respond(loaded, previous_response_id=respond(loaded))
         return not empty()
 
     until(answered, empty)
