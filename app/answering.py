@@ -75,7 +75,7 @@ async def answer(
     places = places_for(serving, requests)
     outputs = limited(serving, run(serving, requests, places))
     if body.stream:
-        return streaming.stream(outputs, writer, requests, body, places.release)
+        return streaming.stream(outputs, writer, requests, body, places.release, serving.metrics.error)
     try:
         choices = await unless_disconnected(http, collect(outputs, len(requests)))
     finally:

@@ -18,6 +18,7 @@ from app.sessions.engine import BlockEngine
 from app.sessions.opening import Stores
 from app.sessions.store import ResponseStore
 from app.settings import Settings
+from app.tracing import Tracing
 from speculative.config import EngineStatus, ModelInfo
 from speculative.errors import EngineNotReadyError
 from speculative.request import Grammar, Request, RequestOutput
@@ -71,15 +72,16 @@ class Serving:
     admission: Admission
     stores: Stores
     conversations: Conversations | None
+    tracing: Tracing | None = None
     jobs: BackgroundJobs = field(default_factory=BackgroundJobs)
     tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     compiling: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     @classmethod
     def of(cls, settings: Settings, engine: ServingEngine) -> Serving:
-        """An engine, as ``settings`` say that it is to be served."""
+        """An engine, as ``settings`` say that it is to be served; raises SettingsError where they cannot be followed here."""
         admission = Admission(settings.max_num_seqs, settings.max_queue_requests, settings.max_queue_tokens)
-        metrics = Metrics()
+        metrics = Metrics(vllm_names=settings.vllm_metric_names)
 
         def model_name() -> str:
             return settings.served_model_name or engine.info.name
@@ -87,7 +89,8 @@ class Serving:
         stores = Stores.of(settings, metrics.store_observer(model_name))
         blocks = stores.blocks if settings.prefix_cache_tokens != 0 else None
         conversations = Conversations(engine, blocks) if blocks is not None else None
-        return cls(settings, engine, metrics, admission, stores, conversations)
+        tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
+        return cls(settings, engine, metrics, admission, stores, conversations, tracing)
 
     @property
     def store(self) -> ResponseStore:

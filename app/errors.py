@@ -24,6 +24,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from app.responses import ErrorBody, ErrorInfo
 from speculative.errors import (
@@ -59,8 +60,18 @@ class ApiError(Exception):
         return json.dumps(ErrorBody(error=info).model_dump())
 
     def response(self) -> Response:
-        """The HTTP response of this error."""
-        return Response(self.body(), self.status, headers=self.headers, media_type="application/json")
+        """The HTTP response of this error; whoever passes it on finds it in the scope's state."""
+        return _ErrorResponse(self)
+
+
+class _ErrorResponse(Response):
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), error.status, headers=error.headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["error"] = self._error
+        await super().__call__(scope, receive, send)
 
 
 class InvalidParameterError(ApiError):

@@ -138,7 +138,9 @@ async def run(serving: Serving, requests: Sequence[Request], places: Places) -> 
 
 
 async def _run_one(serving: Serving, request: Request, places: Places, index: int) -> AsyncGenerator[RequestOutput, None]:
-    recorder = serving.metrics.request(serving.model_name())
+    model_name = serving.model_name()
+    recorder = serving.metrics.request(model_name)
+    failure: Exception | None = None
     generated: list[int] = []
     try:
         async with aclosing(serving.engine.generate(request)) as outputs:
@@ -151,7 +153,8 @@ async def _run_one(serving: Serving, request: Request, places: Places, index: in
                 if output.finish_reason == "abort":
                     raise EngineNotReadyError("The server is shutting down.")
                 yield output
-    except Exception:
+    except Exception as error:
+        failure = error
         recorder.fail()
         raise
     finally:
@@ -159,6 +162,8 @@ async def _run_one(serving: Serving, request: Request, places: Places, index: in
         recorder.end()
         if serving.conversations is not None:
             serving.conversations.keep(request, generated)
+        if serving.tracing is not None:
+            serving.tracing.request(request, model_name, recorder, failure)
 
 
 async def collect(outputs: Outputs, count: int) -> list[Choice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -13,10 +14,11 @@ from app.deps import Serving, ServingEngine
 from app.description import Described
 from app.errors import add_error_handlers
 from app.guard import Guard
-from app.middleware import AccessLog, Head, Unexpected
+from app.middleware import AccessLog, ErrorCount, Head, Unexpected
 from app.routes import chat, completions, health, metrics, models, responses, tokenize
 from app.settings import Settings
 from app.streaming import finish_streams_at_shutdown
+from app.tracing import TraceContext
 
 STORING_S = 2.0
 """What texts that have just ended get to be stored when the server stops."""
@@ -25,7 +27,7 @@ STORING_S = 2.0
 def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
     """The HTTP application; it starts the engine at startup, without waiting for the model, and stops it at shutdown."""
     serving = Serving.of(settings, engine)
-    serving.metrics.watch(engine.status, serving.model_name)
+    serving.metrics.watch(engine, serving.model_name)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -40,6 +42,8 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
             await engine.stop()
             await serving.jobs.close()
             await serving.stores.close()
+            if serving.tracing is not None:
+                await asyncio.to_thread(serving.tracing.shutdown)
 
     app = Described(
         title="MoA Serve",
@@ -64,6 +68,9 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["X-Request-ID", "Retry-After"],
         )
+    if serving.tracing is not None:
+        app.add_middleware(TraceContext, tracing=serving.tracing)
+    app.add_middleware(ErrorCount, count=serving.metrics.error)
     app.add_middleware(AccessLog)  # the outermost: it sees refusals too
     add_error_handlers(app)
     return app

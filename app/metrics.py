@@ -1,40 +1,133 @@
-"""Every metric's name, meaning and unit. All start with ``moaserve_`` and carry ``model_name``; most end as vLLM's do."""
+"""Every metric's name, meaning and unit. All start with ``moaserve_`` and carry ``model_name``; most end as vLLM's do.
+
+Beside them stand prometheus_client's own of the process and of Python, whose names have no prefix.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Final
+from importlib.metadata import version
+from typing import Final, Protocol, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from speculative.config import EngineStatus
+from app.recording import POSITIONS, RequestRecorder, Series, TokenHistogram
+from app.store_recording import StoreRecorder
+from speculative.config import EngineStatus, ModelInfo
 from speculative.errors import EngineError
-from speculative.request import FinishReason, RequestOutput, RequestStats
+from speculative.request import FinishReason
 
 PREFIX: Final = "moaserve_"
 LABEL: Final = "model_name"
+OTHER: Final = "other"
+"""The label of an error whose code is none of `ERROR_CODES`: what a client can choose must not become a label."""
 
-GAUGES: Final[dict[str, tuple[str, Callable[[EngineStatus], float]]]] = {
-    "num_requests_running": ("Requests being decoded now.", lambda status: status.num_running),
-    "num_requests_waiting": ("Requests waiting for a slot.", lambda status: status.num_waiting),
-    "kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1.", lambda status: status.kv_cache_usage),
+ERROR_CODES: Final[dict[str, int]] = {
+    "client_closed_request": 499,
+    "context_length_exceeded": 400,
+    "host_not_allowed": 403,
+    "internal_error": 500,
+    "invalid_api_key": 401,
+    "invalid_json": 400,
+    "invalid_type": 400,
+    "invalid_value": 400,
+    "item_not_found": 404,
+    "method_not_allowed": 405,
+    "missing_required_parameter": 400,
+    "model_not_found": 404,
+    "not_found": 404,
+    "previous_response_not_found": 400,
+    "queue_full": 429,
+    "rate_limit_exceeded": 429,
+    "request_timeout": 408,
+    "request_too_large": 413,
+    "response_not_found": 404,
+    "service_unavailable": 503,
+    "unknown_parameter": 400,
+    "unsupported_parameter": 400,
+}
+"""The codes of errors, each with the status that it comes with; both are labels."""
+
+
+class Watched(Protocol):
+    """What the gauges are read from: the engine, as far as it is known to `app.deps.ServingEngine`."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long it has been at its present step."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model; raises EngineNotReadyError before."""
+
+    def status(self) -> EngineStatus:
+        """How busy it is."""
+
+
+GAUGES: Final[dict[str, tuple[str, Callable[[EngineStatus, Watched], float]]]] = {
+    "num_requests_running": ("Requests being decoded now.", lambda status, _: status.num_running),
+    "num_requests_waiting": ("Requests waiting for a slot.", lambda status, _: status.num_waiting),
+    "kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1.", lambda status, _: status.kv_cache_usage),
+    "engine_up": ("1 while the engine's thread runs, 0 once it has ended or loading has failed.", lambda _, engine: engine.alive),
+    "engine_ready": ("1 while requests are taken, 0 while the server shuts down.", lambda _, engine: engine.ready),
+    "engine_busy_seconds": (
+        "Seconds that the engine has been at its present step; 0 while it has nothing to do.",
+        lambda _, engine: engine.busy_seconds,
+    ),
+    "spec_decode_max_depth": (
+        "Most levels of a draft tree in the latest step; 0 where nothing was to be drafted.",
+        lambda status, _: status.draft_depth,
+    ),
+    "spec_decode_max_nodes": (
+        "Most nodes of a draft tree in the latest step; 0 where nothing was to be drafted.",
+        lambda status, _: status.draft_nodes,
+    ),
+}
+INFO: Final = (
+    "model_info",
+    "1; labels say what is served: the drafter, the data type, the device, tokens of context and the server's version.",
+    ("drafter", "dtype", "device", "max_model_len", "version"),
+)
+ENGINE_COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "engine_steps": ("Steps of the engine.", ()),
+    "engine_step_seconds": ("Seconds that the engine's steps took, by phase: prefill, draft, verify, commit.", ("phase",)),
 }
 COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "prompt_tokens": ("Prompt tokens of requests that have begun.", ()),
     "generation_tokens": ("Tokens generated.", ()),
-    "request_success": ("Requests ended, by how they ended.", ("finished_reason",)),
+    "prefix_cache_queries": ("Prompt tokens that were looked up in the prefix cache.", ()),
+    "prefix_cache_hits": ("Prompt tokens that were found in the prefix cache and not computed again.", ()),
+    "request_success": ("Requests ended, by how: stop, length, abort (the client left) or error.", ("finished_reason",)),
     "spec_decode_num_drafts": ("Verifications that carried a draft.", ()),
     "spec_decode_num_draft_tokens": ("Draft tokens verified.", ()),
     "spec_decode_num_accepted_tokens": ("Draft tokens accepted.", ()),
-    "spec_decode_num_accepted_tokens_per_pos": ("Draft tokens accepted, by their position in the draft from 0.", ("position",)),
+    "spec_decode_num_accepted_tokens_per_pos": (
+        f"Draft tokens accepted, by their position in the draft, 0 to {POSITIONS - 1}.",
+        ("position",),
+    ),
     "session_store_operations": ("Operations of the stores of responses and KV cache.", ("operation", "outcome")),
     "session_store_bytes": ("Bytes that these stores have read and written.", ("direction",)),
+    "request_errors": ("Requests answered with an error, in a stream too, by HTTP status and error code.", ("status", "code")),
 }
+_TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
     "time_to_first_token_seconds": (
         "Seconds from a request's arrival in the engine to its first token.",
@@ -48,6 +141,20 @@ HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
         "Seconds from submitting a request to its end.",
         (0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480),
     ),
+    "request_queue_time_seconds": (
+        "Seconds that a request waited for a slot.",
+        (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320),
+    ),
+    "request_prefill_time_seconds": (
+        "Seconds from getting a slot to the first token.",
+        (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80),
+    ),
+    "request_decode_time_seconds": (
+        "Seconds from the first token to the last.",
+        (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480),
+    ),
+    "request_prompt_tokens": ("Tokens of a request's prompt.", _TOKENS),
+    "request_generation_tokens": ("Tokens generated for a request.", _TOKENS),
     "request_acceptance_length": (
         "Tokens gained per verification that carried a draft, the bonus token included; a request's mean.",
         (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 10),
@@ -66,151 +173,161 @@ HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
     ),
 }
 HISTOGRAM_LABELS: Final[dict[str, tuple[str, ...]]] = {"session_store_seconds": ("operation",)}
+"""Those of histograms beside the model's name."""
+
 STORE_UP: Final = ("session_store_up", "1 while Redis can be reached, else 0; without Redis there is none.")
+VLLM_NAMES: Final = frozenset(
+    {
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prompt_tokens",
+        "generation_tokens",
+        "prefix_cache_queries",
+        "prefix_cache_hits",
+        "request_success",
+        "spec_decode_num_drafts",
+        "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens",
+        "spec_decode_num_accepted_tokens_per_pos",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+    }
+)
+"""Those that vLLM has too, with ``vllm:`` before them."""
 
 
 class Metrics:
-    """One application's metrics, in a registry of its own."""
+    """One application's metrics, in a registry of its own; with ``vllm_names`` those that vLLM has stand there twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, vllm_names: bool = False) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each one, which nobody asks for
         self.registry = CollectorRegistry()
         self.counters = {
             name: Counter(PREFIX + name, text, (LABEL, *labels), registry=self.registry)
             for name, (text, labels) in COUNTERS.items()
         }
         self.histograms = {
-            name: Histogram(PREFIX + name, text, (LABEL, *HISTOGRAM_LABELS.get(name, ())), buckets=buckets, registry=self.registry)
+            name: TokenHistogram(
+                PREFIX + name, text, (LABEL, *HISTOGRAM_LABELS.get(name, ())), buckets=buckets, registry=self.registry
+            )
             for name, (text, buckets) in HISTOGRAMS.items()
         }
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._vllm_names = vllm_names
+        self._series: dict[str, Series] = {}
+        self._model_name: Callable[[], str] = str
 
-    def watch(self, status: Callable[[], EngineStatus], model_name: Callable[[], str]) -> None:
-        """Read the gauges from ``status`` whenever the metrics are scraped."""
-        self.registry.register(_Gauges(status, model_name))
-
-    def store_observer(self, model_name: Callable[[], str]) -> StoreRecorder:
-        """A recorder for the stores of sessions."""
-        recorder = StoreRecorder(self, model_name)
-        self.registry.register(recorder)
-        return recorder
+    def watch(self, engine: Watched, model_name: Callable[[], str]) -> None:
+        """Read the gauges from ``engine`` whenever the metrics are scraped; once there is a name, all other series stand at 0."""
+        self._model_name = model_name
+        gauges = _Engine(engine, model_name)
+        self.registry.register(gauges)
+        if self._vllm_names:
+            self.registry.register(_VllmNames([*self.counters.values(), *self.histograms.values(), gauges]))
 
     def request(self, model_name: str) -> RequestRecorder:
         """A recorder for one request that begins now."""
-        return RequestRecorder(self, model_name)
+        return RequestRecorder(self._series_of(model_name))
+
+    def store_observer(self, model_name: Callable[[], str]) -> StoreRecorder:
+        """A recorder for the stores of sessions."""
+        recorder = StoreRecorder(self.counters, self.histograms, (PREFIX + STORE_UP[0], STORE_UP[1]), model_name)
+        self.registry.register(recorder)
+        return recorder
+
+    def error(self, status: int, code: str) -> None:
+        """Count a request that was told an error."""
+        if code not in ERROR_CODES:
+            code = OTHER
+        self.counters["request_errors"].labels(self._name(), str(status), code).inc()
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics as text, and its content type, in the format that the scraper asks for."""
+        if name := self._name():
+            self._series_of(name)
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-
-class RequestRecorder:
-    """Counts what one request does: `output` for each output, `end` once, however it ends."""
-
-    def __init__(self, metrics: Metrics, model_name: str) -> None:
-        self._metrics = metrics
-        self._model_name = model_name
-        self._began = time.perf_counter()
-        self._last_token_time: float | None = None
-        self._stats = RequestStats()
-        self._finish_reason: FinishReason = "abort"
-
-    def output(self, output: RequestOutput) -> None:
-        """Record a step's gain; only the engine's clock is read, so that a slow client does not look like a slow engine."""
-        stats, new_tokens = output.stats, len(output.new_token_ids)
-        if new_tokens:
-            self._count("generation_tokens", new_tokens)
-        if stats.first_token_time is not None and self._stats.first_token_time is None:
-            self._observe("time_to_first_token_seconds", stats.first_token_time - stats.arrival_time)
-        if new_tokens and stats.last_token_time is not None:
-            if self._last_token_time is not None:
-                gap = (stats.last_token_time - self._last_token_time) / new_tokens
-                for _ in range(new_tokens):
-                    self._observe("inter_token_latency_seconds", gap)
-            self._last_token_time = stats.last_token_time
-        if self._stats.prompt_tokens == 0:
-            self._count("prompt_tokens", stats.prompt_tokens)
-        self._stats = stats
-        if output.finish_reason is not None:
-            self._finish_reason = output.finish_reason
-
-    def fail(self) -> None:
-        """Note that the request ends by an error."""
-        self._finish_reason = "error"
-
-    def end(self) -> None:
-        """Record the request as a whole; one that nobody finished was aborted."""
-        stats = self._stats
-        self._count("request_success", 1, self._finish_reason)
-        self._observe("e2e_request_latency_seconds", time.perf_counter() - self._began)
-        self._count("spec_decode_num_drafts", stats.num_drafts)
-        self._count("spec_decode_num_draft_tokens", stats.num_draft_tokens)
-        self._count("spec_decode_num_accepted_tokens", stats.num_accepted_draft_tokens)
-        for position in range(len(stats.acceptance_histogram) - 1):
-            accepted = sum(stats.acceptance_histogram[position + 1 :])
-            self._count("spec_decode_num_accepted_tokens_per_pos", accepted, str(position))
-        if stats.num_drafts:
-            self._observe("request_acceptance_length", stats.mean_acceptance_length)
-        if stats.num_target_calls:
-            self._observe("request_target_calls", stats.num_target_calls)
-        if stats.tokens_per_second > 0:
-            self._observe("request_tokens_per_second", stats.tokens_per_second)
-
-    def _count(self, name: str, amount: float, *labels: str) -> None:
-        self._metrics.counters[name].labels(self._model_name, *labels).inc(amount)
-
-    def _observe(self, name: str, value: float) -> None:
-        self._metrics.histograms[name].labels(self._model_name).observe(value)
-
-
-class StoreRecorder(Collector):
-    """Counts what the stores of sessions do: `app.sessions.observing.StoreObserver`. Before the model has a name nothing counts."""
-
-    def __init__(self, metrics: Metrics, model_name: Callable[[], str]) -> None:
-        self._metrics, self._model_name = metrics, model_name
-        self._is_up: bool | None = None
-
-    def ended(self, operation: str, outcome: str) -> None:
-        """Count an operation."""
-        self._count("session_store_operations", 1, operation, outcome)
-
-    def took(self, operation: str, seconds: float) -> None:
-        """Record how long an operation took."""
-        with suppress(EngineError):
-            self._metrics.histograms["session_store_seconds"].labels(self._model_name(), operation).observe(seconds)
-
-    def carried(self, direction: str, size: int) -> None:
-        """Count bytes."""
-        if size:
-            self._count("session_store_bytes", size, direction)
-
-    def reachable(self, is_up: bool) -> None:
-        """Note whether Redis can be reached."""
-        self._is_up = is_up
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauge, where there is something to tell."""
-        if self._is_up is not None:
-            with suppress(EngineError):
-                gauge = GaugeMetricFamily(PREFIX + STORE_UP[0], STORE_UP[1], labels=(LABEL,))
-                gauge.add_metric((self._model_name(),), self._is_up)
-                yield gauge
-
-    def _count(self, name: str, amount: float, *labels: str) -> None:
-        with suppress(EngineError):
-            self._metrics.counters[name].labels(self._model_name(), *labels).inc(amount)
-
-
-class _Gauges(Collector):
-    def __init__(self, status: Callable[[], EngineStatus], model_name: Callable[[], str]) -> None:
-        self._status = status
-        self._model_name = model_name
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def _name(self) -> str:
+        """The model's; empty while it has none, which is as good as no label to Prometheus."""
         try:
-            model_name, status = self._model_name(), self._status()
+            return self._model_name()
         except EngineError:
-            return  # nothing to tell before the model has a name
+            return ""
+
+    def _series_of(self, model_name: str) -> Series:
+        """A model's series, which are there from now on: rates of what begins at its first event would miss that one."""
+        if (known := self._series.get(model_name)) is not None:
+            return known
+        several = {name: metric for name, metric in self.counters.items() if COUNTERS[name][1]}
+        for code, status in ERROR_CODES.items():
+            several["request_errors"].labels(model_name, str(status), code)
+        positions = several["spec_decode_num_accepted_tokens_per_pos"]
+        self._series[model_name] = series = Series(
+            counters={name: metric.labels(model_name) for name, metric in self.counters.items() if name not in several},
+            histograms={
+                name: metric.labels(model_name) for name, metric in self.histograms.items() if name not in HISTOGRAM_LABELS
+            },
+            finished={reason: several["request_success"].labels(model_name, reason) for reason in get_args(FinishReason)},
+            position=lambda position: positions.labels(model_name, str(position)),
+        )
+        return series
+
+
+class _Engine(Collector):
+    """What the engine says of itself: gauges, the model's description, and counters that it keeps itself."""
+
+    def __init__(self, engine: Watched, model_name: Callable[[], str]) -> None:
+        self._engine = engine
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            model_name, info, status = self._model_name(), self._engine.info, self._engine.status()
+        except EngineError:
+            return  # nothing to tell before there is a model
         for name, (text, value) in GAUGES.items():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=(LABEL,))
-            gauge.add_metric((model_name,), value(status))
+            gauge.add_metric((model_name,), value(status, self._engine))
             yield gauge
+        described = GaugeMetricFamily(PREFIX + INFO[0], INFO[1], labels=(LABEL, *INFO[2]))
+        of_model = (info.drafter, info.dtype, info.device, str(info.max_model_len), version("moaserve"))
+        described.add_metric((model_name, *of_model), 1)
+        yield described
+        counted: dict[str, dict[tuple[str, ...], float]] = {
+            "engine_steps": {(): status.num_steps},
+            "engine_step_seconds": {(phase,): seconds for phase, seconds in status.phase_seconds.items()},
+        }
+        for name, (text, labels) in ENGINE_COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=(LABEL, *labels))
+            for values, count in counted[name].items():
+                counter.add_metric((model_name, *values), count)
+            yield counter
+
+
+class _VllmNames(Collector):
+    """The same values under vLLM's names and with its labels, whose ``engine`` numbers the engines of a server: ours is one."""
+
+    def __init__(self, collectors: list[Collector]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Metric]:
+        for collector in self._collectors:
+            for ours in collector.collect():
+                name = ours.name.removeprefix(PREFIX)
+                if name not in VLLM_NAMES:
+                    continue
+                theirs = Metric(f"vllm:{name}", ours.documentation, ours.type)
+                for sample in ours.samples:
+                    suffix = sample.name.removeprefix(ours.name)
+                    theirs.add_sample(theirs.name + suffix, {**sample.labels, "engine": "0"}, sample.value)
+                yield theirs

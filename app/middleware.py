@@ -6,6 +6,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -62,6 +63,25 @@ class Unexpected:
             if scope["type"] != "http" or begun:
                 raise
             await to_api_error(error).response()(scope, receive, send)
+
+
+class ErrorCount:
+    """ASGI middleware: tells ``count`` the status and the code of each error that is answered; probes do not count."""
+
+    def __init__(self, app: ASGIApp, count: Callable[[int, str], None]) -> None:
+        self._app, self._count = app, count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http" or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if (error := state.get("error")) is not None:
+                self._count(error.status, error.code)
 
 
 class AccessLog:

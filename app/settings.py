@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +38,8 @@ class Settings(BaseSettings):
 
     ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
     model's own), ``tool_call_format`` how the model calls tools (default: as its chat template says). Lists are written with
-    commas. Who may ask, how often and how much: see ``guard`` and ``keys``; what is kept of answers: see ``sessions``.
+    commas. Who may ask, how often and how much: see ``guard`` and ``keys``; what is kept of answers: see ``sessions``; what
+    is told of requests: see ``metrics`` and ``tracing``.
     """
 
     model_config = SettingsConfigDict(
@@ -51,6 +53,9 @@ class Settings(BaseSettings):
     log_format: LogFormat = "text"
     served_model_name: str | None = Field(None, min_length=1)
     tool_call_format: ToolCallFormat = "auto"
+
+    vllm_metric_names: bool = False
+    otlp_traces_endpoint: str | None = None
 
     api_key: SecretStr | None = None
     api_key_file: Path | None = None
@@ -110,6 +115,13 @@ class Settings(BaseSettings):
         except ValueError:
             raise ValueError("it must be rates such as 60/minute or 5/second;1000/day") from None
         return rates
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _collector(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.match(r"https?://[^/]", endpoint):
+            raise ValueError("it must be the URL of an OTLP/HTTP collector, such as http://localhost:4318")
+        return endpoint
 
     @model_validator(mode="after")
     def _keys_are_there(self) -> Settings:

@@ -48,13 +48,19 @@ def finish_streams_at_shutdown() -> None:
 
 
 def stream(
-    outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: ChoicesRequest, end: Callable[[], None]
+    outputs: Outputs,
+    writer: ChunkWriter,
+    requests: Sequence[Request],
+    body: ChoicesRequest,
+    end: Callable[[], None],
+    failed: Callable[[int, str], None],
 ) -> EventSourceResponse:
     """The streaming response to ``body``, the choices of ``requests``; a client that leaves closes ``outputs``.
 
-    ``end`` is called however the response ends, also where the client left before ``outputs`` were begun.
+    ``end`` is called however the response ends, also where the client left before ``outputs`` were begun, and ``failed`` with the
+    status and the code of an error that ends it.
     """
-    return _Stream(_events(outputs, writer, requests, body), end)
+    return _Stream(_events(outputs, writer, requests, body, failed), end)
 
 
 class _Stream(EventSourceResponse):
@@ -83,7 +89,11 @@ async def _named(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, N
 
 
 async def _events(
-    outputs: Outputs, writer: ChunkWriter, requests: Sequence[Request], body: ChoicesRequest
+    outputs: Outputs,
+    writer: ChunkWriter,
+    requests: Sequence[Request],
+    body: ChoicesRequest,
+    failed: Callable[[int, str], None],
 ) -> AsyncGenerator[bytes, None]:
     stats = [RequestStats(prompt_tokens=len(request.prompt_token_ids)) for request in requests]
     begun: set[int] = set()
@@ -113,5 +123,7 @@ async def _events(
             yield event(writer.summary(ResponseMetrics.of(stats)), last=True)
     except Exception as error:  # the status line is long gone: the error is an event, and clients raise it
         logger.warning("a stream ended with an error: %s", error)
-        yield f"data: {to_api_error(error).body()}\n\n".encode()
+        told = to_api_error(error)
+        failed(told.status, told.code)
+        yield f"data: {told.body()}\n\n".encode()
     yield DONE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from speculative.errors import EngineLoadError
@@ -89,8 +90,16 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A snapshot for metrics and probes: how many requests run and wait, and the share of KV slots in use (0 to 1)."""
+    """A snapshot for metrics and probes: how many requests run and wait, and the share of KV slots in use (0 to 1).
+
+    ``draft_depth`` and ``draft_nodes`` limit the latest step's trees (0: nothing was to be drafted); ``num_steps`` and
+    ``phase_seconds`` are what `timing.StepClock` says.
+    """
 
     num_running: int
     num_waiting: int
     kv_cache_usage: float
+    draft_depth: int = 0
+    draft_nodes: int = 0
+    num_steps: int = 0
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from speculative.sampler import Sampler
 from speculative.sampling import argmax
 from speculative.scheduler import PrefillChunk, Scheduler
 from speculative.sequence import Sequence
+from speculative.timing import StepClock
 from speculative.tree import DraftTree
 from speculative.verification import Acceptance, verify_tree
 
@@ -57,6 +58,8 @@ class Engine:
         self.eos_token_ids = eos_token_ids
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         self.grammars = Grammars(tokenizer, info.vocab_size, sorted(eos_token_ids)) if tokenizer is not None else None
+        self.clock = StepClock()
+        self._shape: DraftShape | None = None
         self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
         self.taps = self.drafter.taps if self.drafter is not None else ()
         drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
@@ -131,25 +134,40 @@ class Engine:
         return self.scheduler.has_work
 
     def status(self) -> EngineStatus:
-        """Requests running and waiting, and the share of cached tokens in use."""
+        """Requests running and waiting, the share of cached tokens in use, and how the steps went."""
         sequences = (*self.scheduler.running, *((self.scheduler.prefilling,) if self.scheduler.prefilling else ()))
         used = sum(sequence.num_computed for sequence in sequences)
-        return EngineStatus(len(sequences), len(self.scheduler.waiting), used / (self.cache.num_slots * self.cache.length))
+        shape = self._shape
+        return EngineStatus(
+            len(sequences),
+            len(self.scheduler.waiting),
+            used / (self.cache.num_slots * self.cache.length),
+            draft_depth=shape.depth if shape else 0,
+            draft_nodes=shape.nodes if shape else 0,
+            num_steps=self.clock.steps,
+            phase_seconds=self.clock.seconds(),
+        )
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
         """Advance every running request by one verification; the outputs of what was gained."""
+        self.clock.begin()
         for chunk in self.scheduler.schedule():
             self._prefill(chunk)
         outputs = self._end_those_without_room()
+        self.clock.end("prefill")
         batch = list(self.scheduler.running)
         if not batch:
             return outputs
         tree = self._draft(batch)
+        self.clock.end("draft")
         logits, best, tapped = self._verify(batch, tree)
         accepted = self._accept(batch, tree, logits, best)
+        self.clock.end("verify")
         logprobs = self._logprobs(batch, accepted, logits)
-        return outputs + self._commit(batch, tree, accepted, logprobs, tapped)
+        outputs += self._commit(batch, tree, accepted, logprobs, tapped)
+        self.clock.end("commit")
+        return outputs
 
     def _prefill(self, chunk: PrefillChunk) -> None:
         sequence = chunk.sequence
@@ -176,7 +194,7 @@ class Engine:
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
         drafting = sum(sequence.speculative for sequence in batch)
-        shape = self.policy.shape(drafting) if self.drafter is not None else None
+        self._shape = shape = self.policy.shape(drafting) if self.drafter is not None else None
         if shape is None or self.drafter is None:
             return DraftTree.empty(len(batch))
         return self.drafter.propose(batch, shape, self.cache)

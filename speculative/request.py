@@ -121,7 +121,7 @@ class RequestStats:
     ``acceptance_histogram[k]`` counts verifications in which exactly k draft tokens were accepted. ``num_drafts`` counts the
     verifications that carried a draft; ``num_target_calls`` counts every target pass, prefill chunks included.
     ``num_draft_tokens`` are the tree nodes verified; accepted and rejected prediction tokens are those of the request's prediction
-    that the answer has and has not. Times are seconds of a monotonic clock.
+    that the answer has and has not. Times are seconds of a monotonic clock; ``scheduled_time`` is when the request got a slot.
     """
 
     prompt_tokens: int = 0
@@ -135,6 +135,7 @@ class RequestStats:
     num_rejected_prediction_tokens: int = 0
     acceptance_histogram: tuple[int, ...] = ()
     arrival_time: float = 0.0
+    scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
 

@@ -6,6 +6,7 @@ sequence that is being prefilled holds slot D. When a sequence ends, the last on
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class Scheduler:
             return None
         self.prefilling = self.waiting.popleft()
         self.prefilling.slot = len(self.running)
+        self.prefilling.scheduled_time = time.monotonic()
         self._admitted(self.prefilling)
         return self.prefilling
 

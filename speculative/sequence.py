@@ -34,6 +34,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     arrival_time: float = field(default_factory=time.monotonic)
+    scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     num_drafts: int = 0
@@ -121,6 +122,7 @@ class Sequence:
             num_rejected_prediction_tokens=self.prediction.rejected if self.prediction else 0,
             acceptance_histogram=tuple(self.acceptance_histogram),
             arrival_time=self.arrival_time,
+            scheduled_time=self.scheduled_time,
             first_token_time=self.first_token_time,
             last_token_time=self.last_token_time,
         )

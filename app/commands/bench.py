@@ -258,3 +258,47 @@ def turns(
     typer.echo(provenance().line())
     if json is not None:
         write_json({"model": model, "seed": seed, "tokens": tokens, "figures": [one.as_dict() for one in figures]}, json)
+
+
+@bench.command()
+def watching(
+    prompts: options.Prompts = None,
+    num_requests: Annotated[int, typer.Option(min=1, help="Requests of a round, for each way.")] = 32,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds; the ways take turns within each.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated for each request.")] = 64,
+    extra: Annotated[
+        str | None, typer.Option(help="JSON object of parameters; requests that have them are measured as a third way.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which questions are drawn.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    model: options.Model = None,
+    drafter: options.Drafter = None,
+    dtype: options.DType = None,
+    device: options.Device = None,
+    num_threads: options.NumThreads = None,
+    compile: options.Compile = None,
+) -> None:
+    """What recording metrics costs: tokens per second with and without it, in turn, and its processor time alone.
+
+    For example: moaserve bench watching --extra '{"logprobs": true}'
+    """
+    config = options.engine_config(locals() | {"max_num_seqs": concurrency})
+    more = options.json_object("--extra", extra)
+    import asyncio
+
+    from benchmarks import watching as measuring
+    from benchmarks.machine import decoding_settings, write_json
+    from benchmarks.prompts import BUNDLED_PROMPTS
+
+    with loading.clear_errors(), typer.progressbar(length=rounds, label="measuring", show_pos=True) as bar:
+        asked = measuring.questions(prompts or BUNDLED_PROMPTS, num_requests, seed)
+        running = measuring.measure(config, asked, rounds=rounds, max_tokens=max_tokens, extra=more, progress=lambda: bar.update(1))
+        try:
+            result = asyncio.run(running)
+        except httpx.HTTPStatusError as error:
+            options.fail(f"--extra {extra}: {error}")
+    tables.print_watching(result)
+    if json is not None:
+        settings = {**decoding_settings(config), "num_requests": num_requests, "max_tokens": max_tokens, "extra": more}
+        write_json({"settings": settings} | result.as_dict(), json)

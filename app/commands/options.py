@@ -136,6 +136,19 @@ def engine_config(parameters: dict[str, Any]) -> EngineConfig:
     return load_settings(**{"prefix_cache_tokens": 0} | {name: parameters[name] for name in names}).engine_config()
 
 
+def json_object(option: str, text: str | None) -> dict[str, Any] | None:
+    """An option's value as a JSON object, None where it was not given; ends the program where it is something else."""
+    import json
+
+    try:
+        value = None if text is None else json.loads(text)
+    except ValueError as error:
+        fail(f"{option}: {error} (got {text!r})", code=2)
+    if not (value is None or isinstance(value, dict)):
+        fail(f"{option} must be a JSON object (got {text!r})", code=2)
+    return value
+
+
 def fail(message: str, *, code: int = 1) -> NoReturn:
     """Print one clear line and end the program."""
     typer.echo(f"moaserve: error: {message}", err=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 GUARD = "Who may ask, how often and how much"
 STORE = "Stored responses"
 SESSIONS = "Sessions"
+WATCHING = "Metrics and traces"
 
 
 def serve(
@@ -104,6 +105,22 @@ def serve(
         str | None,
         typer.Option(
             help="What the keys in Redis begin with; servers with the same share. (default: moaserve)", rich_help_panel=SESSIONS
+        ),
+    ] = None,
+    vllm_metric_names: Annotated[
+        bool | None,
+        typer.Option(
+            "--vllm-metric-names/--no-vllm-metric-names",
+            help="Tell metrics that vLLM has under its names too, for its dashboards. (default: no)",
+            rich_help_panel=WATCHING,
+            show_default=False,
+        ),
+    ] = None,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="OTLP/HTTP collector that OpenTelemetry traces are sent to, such as http://localhost:4318; needs moaserve[otel].",
+            rich_help_panel=WATCHING,
         ),
     ] = None,
     cors_origins: Annotated[
@@ -195,10 +212,15 @@ def _run(settings: Settings, listener: socket.socket) -> int:
     import uvicorn
 
     from app.main import create_app
+    from app.settings import SettingsError
     from speculative.async_engine import AsyncEngine
     from speculative.errors import EngineError
 
     engine = AsyncEngine.from_config(settings.engine_config())
+    try:
+        app = create_app(settings, engine)
+    except SettingsError as error:
+        options.fail(str(error), code=2)
     failure: EngineError | None = None
 
     class Server(uvicorn.Server):
@@ -225,7 +247,7 @@ def _run(settings: Settings, listener: socket.socket) -> int:
 
     server = Server(
         uvicorn.Config(
-            create_app(settings, engine),
+            app,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=settings.shutdown_timeout,

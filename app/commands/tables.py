@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.evaluation import Case, Figures
     from benchmarks.offline import OfflineResult
+    from benchmarks.watching import WatchingResult
 
 
 def print_offline(result: OfflineResult) -> None:
@@ -79,3 +80,23 @@ def print_evaluation(results: dict[Case, dict[str, Figures]]) -> None:
     for case, sources in results.items():
         shares = " ".join(f"{share:.0%}" for share in sources[ALL].by_depth)
         console.print(f"  {case.drafter}, {case.shape}, {case.sampling}: {shares}")
+
+
+def print_watching(result: WatchingResult) -> None:
+    """A table of ratios, and what was measured directly."""
+    from rich.console import Console
+    from rich.table import Table
+
+    figures = result.as_dict()
+    console = Console()
+    ratios = Table(title=f"{result.concurrency} requests at once; median and quartiles of rounds")
+    for column in ("", "tokens per second", "processor time per token"):
+        ratios.add_column(column, justify="left" if not column else "right")
+    for name in figures["speed_ratios"]:
+        cells = (figures["speed_ratios"][name], figures["cpu_ratios"][name])
+        ratios.add_row(name, *(f"{each['median']:.3f} ({each['p25']:.3f}–{each['p75']:.3f})" for each in cells))
+    console.print(ratios)
+    console.print(
+        f"Recording alone: {result.recorder_seconds * 1e6:.2f} µs of processor time per token, {result.recorder_share:.3%} of all. "
+        f"A scrape: {result.scrape_seconds * 1e3:.1f} ms."
+    )

@@ -12,7 +12,7 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from app.deps import Serving
-from app.errors import UnavailableError
+from app.errors import UnavailableError, to_api_error
 from app.generation import Outputs, unless_disconnected
 from app.guard import Places
 from app.responses_api.bodies import RUNNING, ResponseBody
@@ -116,7 +116,9 @@ class Answering:
 
     async def _failed(self, error: Exception) -> list[Event]:
         logger.warning("a response ended with an error: %s", error)
-        events = self.writer.fail(error)
+        known = to_api_error(error)
+        self.serving.metrics.error(known.status, known.code)
+        events = self.writer.fail(known)
         await self._keep()
         return events
 

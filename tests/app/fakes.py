@@ -72,7 +72,9 @@ def outputs(
         stats = RequestStats(
             prompt_tokens=len(request.prompt_token_ids),
             completion_tokens=step * tokens,
+            cached_tokens=len(request.prompt_token_ids) - 1,
             arrival_time=10.0,
+            scheduled_time=10.125,
             first_token_time=10.25,
             last_token_time=10.25 + seconds * (step - 1),
             num_accepted_prediction_tokens=min(step, len(request.prediction)),
@@ -127,7 +129,7 @@ class FakeEngine:
         self.calls.append("stop")
 
     def status(self) -> EngineStatus:
-        return EngineStatus(2, 3, 0.25)
+        return EngineStatus(2, 3, 0.25, 8, 9, 7, {"draft": 1.5, "verify": 2.5})
 
     def validate(self, request: Request) -> None:
         if len(request.prompt_token_ids) + (request.params.max_tokens or 1) > CONTEXT:

@@ -39,7 +39,7 @@ def first(redis: RedisServer) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def second(redis: RedisServer) -> Iterator[Server]:
-    server = start_server("--dtype", "float32", "--redis-timeout", "0.25", "--redis-url", redis.url)
+    server = start_server("--dtype", "float32", "--redis-timeout", "2", "--redis-url", redis.url)
     yield server
     stop_server(server)
 
