@@ -5,7 +5,7 @@ microseconds, which is also the order of their last use; and KEYS[2], a hash of 
 A name is what follows the prefix (ARGV[1]) in the key of a value, so that nothing written into these two can lead to foreign keys.
 
 Redis may expire or evict any key by itself, those two included. So every script first checks that they agree, and otherwise makes
-them anew from what is there; each `PUT` looks whether a few of the names still have values; and a name whose time has come is
+them anew from what is there; each `PUT` looks whether some of the names still have values; and a name whose time has come is
 dropped. Works with Redis 6.2 and later. Keys of one call lie in several slots: a Redis Cluster is not supported.
 """
 
@@ -97,7 +97,8 @@ for i = 3, #KEYS do
   note(name_of(KEYS[i]), used_at + ttl * 1000 - place - i)
 end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', now, 'LIMIT', 0, 100)) do drop(name) end
-for _, names in ipairs({redis.call('ZRANGE', ends, 0, 7), redis.call('ZRANDMEMBER', ends, 8)}) do
+local looks = 2 * #KEYS  -- more than are put: so stale names become fewer however fast Redis evicts
+for _, names in ipairs({redis.call('ZRANGE', ends, 0, looks - 1), redis.call('ZRANDMEMBER', ends, looks)}) do
   for _, name in ipairs(names) do
     if redis.call('EXISTS', prefix .. name) == 0 then forget(name) end
   end

