@@ -22,7 +22,7 @@ class BlockStore(Protocol):
         """
 
     async def known(self, keys: Sequence[str]) -> int:
-        """How many leading keys are there."""
+        """How many leading keys are there; those count as used."""
 
     async def close(self) -> None:
         """Let go of what the store holds."""

@@ -52,6 +52,7 @@ class MemoryBlocks:
         """As in BlockStore."""
         with observed(self._observer, "known") as work:
             count = self._known(keys)
+            self._use(keys[:count])
             work.outcome = "hit" if count else "miss"
         return count
 

@@ -56,11 +56,10 @@ class RedisBlocks:
 
     async def known(self, keys: Sequence[str]) -> int:
         """As in BlockStore."""
-        count = 0
-        ends = time.monotonic() + self._patience
+        count, row = 0, Row()
         with observed(self._observer, "known") as work:
-            while count < len(keys) and (left := ends - time.monotonic()) > 0:
-                there = await self._values.known(keys[count : count + MOST_ASKED], left)
+            for first in range(0, len(keys), MOST_ASKED):
+                there = await self._values.used(keys[first : first + MOST_ASKED], row, first)
                 count += there.index(False) if False in there else len(there)
                 if False in there:
                     break

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from app.sessions.observing import Operation, StoreObserver, StoreUnavailableError, Unobserved
 from app.sessions.redis_connection import WRITE_PATIENCE, Client, RedisConnection
@@ -103,21 +103,6 @@ class RedisValues:
             whole.append(payload)
         self._observer.carried("read", sum(map(len, whole)))
         return whole
-
-    async def known(self, names: Sequence[str], patience: float | None = None) -> list[bool]:
-        """Which of the names have a value that looks like ours, in one round trip."""
-
-        async def ask(client: Client) -> list[bool]:
-            asked = client.pipeline(transaction=False)
-            for key in self._keys(names):
-                asked.getrange(key, 0, len(HEAD) - 1)
-            heads = await asked.execute(raise_on_error=False)
-            for head in heads:
-                if isinstance(head, ResponseError) and not str(head).startswith("WRONGTYPE"):
-                    raise head
-            return [head == HEAD for head in heads]
-
-        return await self._connection.read(ask, patience)
 
     async def used(self, names: Sequence[str], row: Row, place: int = 0) -> list[bool]:
         """Let the times to live of values begin anew; which of them are there."""
