@@ -50,7 +50,7 @@ class _Token:
 
 
 class _Choice:
-    """One answer: its own detokenizer, without stop strings, says how long each token's text is; the text itself is the engine's."""
+    """One answer. A detokenizer without stop strings says how long each token's text is; the text itself is the engine's."""
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer

@@ -74,7 +74,7 @@ class StreamOptions(StrictModel):
 
 
 class SamplingRequest(StructuredRequest):
-    """What all that generate share. Extensions are vLLM's, but for ``speculative``, which is ours."""
+    """What all that generate share. Extensions are vLLM's; ``speculative`` is ours, and so is what tells of it."""
 
     model: str | None = Field(None, description="A name from /v1/models; may be left out, as one model is served.")
     temperature: float | None = Field(None, ge=0, le=2)

@@ -88,9 +88,7 @@ class Sequence:
         self, tokens: tuple[int, ...], text: str, logprobs: tuple[TokenLogprob, ...] | None = None, accepted: int = 0
     ) -> RequestOutput:
         of_prompt, self.prompt_logprobs = tuple(self.prompt_logprobs) or None, []
-        return RequestOutput(
-            self.request.request_id, tokens, text, self.finish_reason, self.stats(), logprobs, of_prompt, accepted
-        )
+        return RequestOutput(self.request.request_id, tokens, text, self.finish_reason, self.stats(), logprobs, of_prompt, accepted)
 
     def _count_verification(self, drafted: int, accepted: int) -> None:
         self.num_target_calls += 1

@@ -34,7 +34,7 @@ function explained(status, error, retryAfter, id) {
     const advice = given ? "The server does not accept this API key. Correct it in the settings." : "This server wants an API key. Enter it in the settings.";
     return new Failure(advice, { detail, about: "key" });
   }
-  if (status === 429) return new Failure(`The server has no room for you just now. Try again in ${retryAfter} s.`, { detail, retryAfter });
+  if (status === 429) return new Failure(`Too many requests for now. Try again in ${retryAfter} s.`, { detail, retryAfter });
   if (status === 503) return new Failure(`The model is loading, or the server is shutting down. Try again in ${retryAfter} s.`, { detail, retryAfter });
   if (code === "context_length_exceeded") return new Failure("This is more than the model can read. Start a new chat, or ask for fewer tokens.", { detail });
   if (status === 404 && code === "model_not_found") return new Failure("This model is no longer served. Reload the page and choose another.", { detail });

@@ -12,6 +12,7 @@ const [panel, toggle] = [by("settings"), by("toggle-settings")];
 
 let turns = [];
 let running = null; // what stops the turn that is being answered
+let pinned = true;
 let checkedKey = null;
 let checking = 0;
 
@@ -68,8 +69,9 @@ async function answer(asked) {
   const turn = new Turn(asked, mode, follow);
   welcome.hidden = true;
   thread.append(turn.article);
-  turn.article.scrollIntoView({ block: "end" });
   turns.push(turn);
+  pinned = true;
+  follow();
   setRunning(new AbortController());
   spoken.textContent = "Answering.";
   const { signal } = running;
@@ -104,9 +106,13 @@ function setRunning(controller) {
 
 /** Keep the end in view, unless the reader has gone back. */
 function follow() {
-  const page = document.documentElement;
-  if (page.scrollHeight - page.clientHeight - window.scrollY < 160) window.scrollTo(0, page.scrollHeight);
+  if (pinned) window.scrollTo(0, document.documentElement.scrollHeight);
 }
+
+window.addEventListener("scroll", () => {
+  const page = document.documentElement;
+  pinned = page.scrollHeight - page.clientHeight - window.scrollY < 40;
+});
 
 composer.addEventListener("submit", (event) => {
   event.preventDefault();

@@ -4,10 +4,10 @@ import { acceptanceByPlace } from "./answer.js";
 import { element, shape } from "./dom.js";
 import { setPlace } from "./tokens.js";
 
-const WIDTH = 420;
-const HEIGHT = 150;
-const LEFT = 34;
-const TOP = 14;
+const NARROWEST = 240;
+const HEIGHT = 156;
+const LEFT = 40;
+const TOP = 18;
 const BOTTOM = 18;
 const FEWEST = 4;
 
@@ -15,7 +15,7 @@ const percent = (share) => `${Math.round(share * 100)}%`;
 
 /** The figure, empty; `drawPlot` fills it. */
 export function plotFigure() {
-  return element("figure", { class: "plot" }, element("figcaption"), shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" }));
+  return element("figure", { class: "plot" }, element("figcaption"), shape("svg", { role: "img" }));
 }
 
 /** Draw what a response's metrics say so far. */
@@ -25,11 +25,13 @@ export function drawPlot(figure, made) {
   caption.replaceChildren(element("b", {}, "Acceptance by position"), element("span", { class: "hint" }, steps ? `of ${steps} drafts` : "nothing was drafted"));
   const shares = steps ? acceptanceByPlace(made) : [];
   picture.setAttribute("aria-label", shares.length ? shares.map((share, place) => `position ${place + 1}: ${percent(share)}`).join(", ") : "No draft was accepted.");
-  const [width, height] = [WIDTH - LEFT, HEIGHT - TOP - BOTTOM];
+  const whole = Math.max(NARROWEST, picture.clientWidth); // a unit is a pixel, whatever the room
+  picture.setAttribute("viewBox", `0 0 ${whole} ${HEIGHT}`);
+  const [width, height] = [whole - LEFT, HEIGHT - TOP - BOTTOM];
   const parts = [0, 0.5, 1].flatMap((share) => {
     const y = TOP + height * (1 - share);
     return [
-      shape("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y, y2: y }),
+      shape("line", { class: "grid", x1: LEFT, x2: whole, y1: y, y2: y }),
       shape("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, percent(share)),
     ];
   });

@@ -15,8 +15,8 @@ export class Turn {
     this.views = (mode === "both" ? ["on", "off"] : [mode]).map((one) => new AnswerView(one, mode === "both"));
     this.outcome = element("div", { class: "outcome", hidden: "" });
     this.plot = plotFigure();
-    const answers = element("div", { class: mode === "both" ? "answers two" : "answers" }, ...this.views.map((view) => view.card));
-    this.article = element("article", { class: "turn", "aria-label": prompt.slice(0, 80) }, element("p", { class: "asked" }, prompt), answers, this.outcome);
+    const answers = element("div", { class: "answers" }, ...this.views.map((view) => view.card));
+    this.article = element("article", { class: mode === "both" ? "turn two" : "turn one", "aria-label": prompt.slice(0, 80) }, element("p", { class: "asked" }, prompt), answers, this.outcome);
     this.changed = changed;
   }
 
@@ -40,7 +40,7 @@ export class Turn {
     if (!second) return first.stopped ? "Stopped." : `Answered in ${first.made.num_target_calls} target calls.`;
     const comparison = compare(first, second);
     if (comparison.parts >= 0) for (const view of this.views) view.text.mark(comparison.parts);
-    this.outcome.prepend(verdictCard(comparison, body.seed));
+    this.outcome.append(verdictCard(comparison, body.seed));
     this.changed();
     return first.stopped || second.stopped ? "Stopped." : sentence(comparison);
   }
@@ -105,6 +105,7 @@ class AnswerView {
   #say(words) {
     this.box.classList.add("waiting");
     this.box.textContent = words;
+    this.box.hidden = !words;
   }
 
   #draw() {

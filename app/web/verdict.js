@@ -25,7 +25,7 @@ export function sentence({ ratio, parts }) {
 export function verdictCard(comparison, seed) {
   const { ratio, parts, calls } = comparison;
   const card = element("div", { class: "verdict" });
-  if (ratio !== null) card.append(element("p", { class: "ratio" }, `${ratio.toFixed(2)}×`, element("span", {}, "as fast with speculation")));
+  if (ratio !== null) card.append(element("p", { class: "ratio" }, element("b", {}, `${ratio.toFixed(2)}×`), element("span", {}, "as fast with speculation")));
   if (parts === null) {
     card.append(element("p", { class: "hint" }, "Not compared: one of the answers is not complete."));
     return card;

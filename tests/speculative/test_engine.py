@@ -83,6 +83,21 @@ def test_drafts_are_accepted_when_sampling(make_engine, folder) -> None:
     assert accepted > 20
 
 
+def test_outputs_say_which_of_their_tokens_were_drafted(make_engine) -> None:
+    ending = run(make_engine(), mixed_requests())["3"][1].new_token_ids[1]
+    requests = [*mixed_requests(), request("stopped", PROMPTS[3], max_tokens=29, seed=43, stop_token_ids=(ending,), **SAMPLING[3])]
+    outputs = run(make_engine(), requests)
+    assert any(series[-1].num_accepted for series in outputs.values())
+    for series in outputs.values():
+        for output in series:
+            # All but the target's own token, which an end among the drafted ones leaves out.
+            kept = len(output.new_token_ids)
+            assert output.num_accepted == kept - 1 or (output.finish_reason and output.num_accepted == kept)
+        assert sum(output.num_accepted for output in series) == series[-1].stats.num_accepted_draft_tokens
+    plain = run(make_engine(drafter="none"), mixed_requests())
+    assert not any(output.num_accepted for series in plain.values() for output in series)
+
+
 @pytest.mark.parametrize("folder", [N0, N1])
 def test_a_draft_vocabulary_limits_what_is_proposed_and_nothing_else(make_engine, plain_tokens, folder, tmp_path) -> None:
     target, _ = load_target(folder / "target", dtype=torch.float32)
