@@ -282,7 +282,8 @@ def test_a_full_queue_and_a_lost_connection_say_what_to_do(guarded_visit: Visit,
     body = {"messages": [{"role": "user", "content": ENDLESS}], "ignore_eos": True, "temperature": 0, "stream": True}
     headers = {"Authorization": "Bearer right"}
     with httpx.stream("POST", f"{guarded.base_url}/chat/completions", json=body, headers=headers, timeout=60) as other:
-        next(other.iter_lines())  # it has the only slot
+        lines = other.iter_lines()
+        next(lines)  # it has the only slot
         visit.send(WHO)
         expect(page.get_by_role("alert")).to_contain_text("Too many requests for now. Try again in 5 s.")
     while guarded.metric("moaserve_num_requests_running"):
