@@ -60,6 +60,7 @@ function request(asked, mode) {
 
 async function answer(asked) {
   if (settings.wrong) {
+    prompt.value = asked; // not lost
     showSettings(true);
     settings.wrong.reportValidity();
     return;

@@ -346,6 +346,7 @@ def test_settings_are_sent_kept_and_checked(visit: Visit) -> None:
     visit.setting("Temperature", "3").send(WHO)
     assert page.locator(".turn").count() == 0
     expect(page.get_by_label("Temperature")).to_be_focused()
+    assert page.get_by_label("Message").input_value() == WHO
     page.get_by_role("button", name="Reset").click()
     assert page.get_by_label("Top k").input_value() == ""
     page.get_by_label("Shade tokens by where they came from").uncheck()
