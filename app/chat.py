@@ -11,6 +11,7 @@ from typing import Any
 from app.errors import InvalidParameterError
 from app.generation import Choice
 from app.messages import Message, TemplateOptions
+from app.origins import Origins
 from app.responses import (
     AssistantMessage,
     CalledFunction,
@@ -92,16 +93,23 @@ def _arguments(text: str) -> Any:
 class ChatWriter:
     """Words answers as chat completions and their chunks.
 
-    ``tokens`` are given where log-probabilities are asked for, ``parser`` makes one for each choice where tools may be called.
+    ``tokens`` are given where log-probabilities are asked for, ``origins`` where those of tokens are, and ``parser`` makes one for
+    each choice where tools may be called.
     """
 
     def __init__(
-        self, response_id: str, created: int, model: str, tokens: TokenTexts | None, parser: Callable[[], ToolParser] | None = None
+        self,
+        response_id: str,
+        created: int,
+        model: str,
+        tokens: TokenTexts | None,
+        parser: Callable[[], ToolParser] | None = None,
+        origins: Origins | None = None,
     ) -> None:
         self._id = response_id
         self._created = created
         self._model = model
-        self._tokens, self._parser = tokens, parser
+        self._tokens, self._parser, self._origins = tokens, parser, origins
         self._parsers: dict[int, ToolParser] = {}
 
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> ChatCompletion:
@@ -123,14 +131,15 @@ class ChatWriter:
     def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk | None:
         """More of the message."""
         parsed = self._parsed(index, output.text_delta, final=output.finish_reason is not None)
-        if not (parsed.content or parsed.calls or output.logprobs):
+        if not (parsed.content or parsed.calls or output.logprobs or (self._origins and output.new_token_ids)):
             return None
         delta = Delta(content=parsed.content) if parsed.content or not parsed.calls else Delta()
         if parsed.calls:
             delta.tool_calls = [_call_delta(call) for call in parsed.calls]
-        return self._chunk(
-            ChunkChoice(index=index, delta=delta, logprobs=self._logprobs(output.logprobs or ()), finish_reason=None)
-        )
+        choice = ChunkChoice(index=index, delta=delta, logprobs=self._logprobs(output.logprobs or ()), finish_reason=None)
+        if self._origins is not None:
+            choice.token_origins = self._origins.more(index, output)
+        return self._chunk(choice)
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> ChatCompletionChunk:
         """The message's end."""
@@ -148,7 +157,10 @@ class ChatWriter:
             message.content = parsed.content or None
             message.tool_calls = [_call(call) for call in parsed.calls]
         reason = self._reason(index, choice.finish_reason)
-        return ChatChoice(index=index, message=message, logprobs=self._logprobs(choice.logprobs), finish_reason=reason)
+        answer = ChatChoice(index=index, message=message, logprobs=self._logprobs(choice.logprobs), finish_reason=reason)
+        if self._origins is not None:
+            answer.token_origins = self._origins.whole(choice.outputs)
+        return answer
 
     def _parsed(self, index: int, text: str, *, final: bool) -> Parsed:
         if self._parser is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from app.errors import InvalidParameterError
 from app.generation import Choice
+from app.origins import Origins
 from app.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason
 from app.tokens import TokenTexts, encoded
 from app.usage import ResponseMetrics, Usage
@@ -55,17 +56,23 @@ def echoes(tokenizer: Any, given: Sequence[str | list[int]], prompts: Sequence[l
 class CompletionWriter:
     """Words answers as text completions and their chunks.
 
-    ``tokens`` are given where log-probabilities are asked for, and ``echoed``, one for each choice, where the prompt is to come
-    first.
+    ``tokens`` are given where log-probabilities are asked for, ``echoed``, one for each choice, where the prompt is to come first,
+    and ``origins`` where those of tokens are asked for.
     """
 
     def __init__(
-        self, response_id: str, created: int, model: str, tokens: TokenTexts | None, echoed: Sequence[Echo] | None
+        self,
+        response_id: str,
+        created: int,
+        model: str,
+        tokens: TokenTexts | None,
+        echoed: Sequence[Echo] | None,
+        origins: Origins | None = None,
     ) -> None:
         self._id = response_id
         self._created = created
         self._model = model
-        self._tokens, self._echoed = tokens, echoed
+        self._tokens, self._echoed, self._origins = tokens, echoed, origins
         self._offsets: dict[int, int] = {}
 
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> Completion:
@@ -83,10 +90,13 @@ class CompletionWriter:
 
     def text(self, index: int, output: RequestOutput) -> Completion | None:
         """More of the text."""
-        if not (output.text_delta or output.logprobs):
+        if not (output.text_delta or output.logprobs or (self._origins and output.new_token_ids)):
             return None
         logprobs = self._logprobs(index, output.logprobs or ())
-        return self._completion(CompletionChoice(index=index, text=output.text_delta, logprobs=logprobs, finish_reason=None))
+        choice = CompletionChoice(index=index, text=output.text_delta, logprobs=logprobs, finish_reason=None)
+        if self._origins is not None:
+            choice.token_origins = self._origins.more(index, output)
+        return self._completion(choice)
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> Completion:
         """The text's end."""
@@ -101,7 +111,10 @@ class CompletionWriter:
         if self._echoed is not None:
             before, text = self._prompt_logprobs(index, choice.prompt_logprobs), self._echoed[index].text + text
         logprobs = _joined(before, self._logprobs(index, choice.logprobs))
-        return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=choice.finish_reason)
+        answer = CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=choice.finish_reason)
+        if self._origins is not None:
+            answer.token_origins = self._origins.whole(choice.outputs)
+        return answer
 
     def _prompt_logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
         """Of an echoed prompt: nothing is known of its first token."""

@@ -34,6 +34,7 @@ class Choice:
     stats: RequestStats
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    outputs: Sequence[RequestOutput] = ()
 
     @property
     def mean_logprob(self) -> float:
@@ -198,6 +199,7 @@ def _choice(outputs: Sequence[RequestOutput]) -> Choice:
         outputs[-1].stats,
         tuple(each for output in outputs for each in output.logprobs or ()),
         outputs[0].prompt_logprobs or (),
+        outputs,
     )
 
 

@@ -15,7 +15,7 @@ from app.description import Described
 from app.errors import add_error_handlers
 from app.guard import Guard
 from app.middleware import AccessLog, ErrorCount, Head, Unexpected
-from app.routes import chat, completions, health, metrics, models, responses, tokenize
+from app.routes import chat, completions, health, metrics, models, playground, responses, tokenize
 from app.settings import Settings
 from app.streaming import finish_streams_at_shutdown
 from app.tracing import TraceContext
@@ -57,6 +57,8 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
     app.state.serving = serving
     for routes in (chat, completions, responses, models, tokenize, health, metrics):
         app.include_router(routes.router)
+    if settings.playground:
+        app.include_router(playground.router)
     app.add_middleware(Head)
     app.add_middleware(Unexpected)
     app.add_middleware(Guard, settings=settings)

@@ -72,6 +72,14 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
+class TokenOrigin(BaseModel):
+    """Text of the answer's token number ``index``: one that was drafted and accepted, or one that the target added itself."""
+
+    index: int
+    text: str
+    origin: Literal["draft", "target"]
+
+
 class CalledFunction(BaseModel):
     """The function that the model calls; its arguments are JSON where the model wrote them to the end."""
 
@@ -103,6 +111,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_origins: list[TokenOrigin] | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -148,6 +157,7 @@ class ChunkChoice(BaseModel):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    token_origins: list[TokenOrigin] | None = None
 
 
 class ChatCompletionChunk(BaseModel):
@@ -169,6 +179,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    token_origins: list[TokenOrigin] | None = None
 
 
 class Completion(BaseModel):

@@ -65,6 +65,7 @@ class StreamOptions(StrictModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(None, description="Extension. Usage so far in every chunk.")
+    continuous_metrics: bool | None = Field(None, description="Extension. Metrics so far in every chunk.")
 
     @model_validator(mode="before")
     @classmethod
@@ -73,7 +74,7 @@ class StreamOptions(StrictModel):
 
 
 class SamplingRequest(StructuredRequest):
-    """What all that generate share. Extensions are vLLM's, but for ``speculative``, which is ours."""
+    """What all that generate share. Extensions are vLLM's; ``speculative`` is ours, and so is what tells of it."""
 
     model: str | None = Field(None, description="A name from /v1/models; may be left out, as one model is served.")
     temperature: float | None = Field(None, ge=0, le=2)
@@ -128,6 +129,9 @@ class ChoicesRequest(SamplingRequest):
     n: int | None = Field(None, ge=1, le=128)
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    return_token_origins: bool | None = Field(
+        None, description="Extension. Tell of each token whether it was drafted, or is the model's own."
+    )
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> ChoicesRequest:
@@ -149,6 +153,11 @@ class ChoicesRequest(SamplingRequest):
     def continuous_usage(self) -> bool:
         """True when every chunk is to tell usage so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def continuous_metrics(self) -> bool:
+        """True when every chunk is to tell metrics so far."""
+        return bool(self.stream_options and self.stream_options.continuous_metrics)
 
     @property
     def token_limit(self) -> int | None:
@@ -185,6 +194,14 @@ class ChatCompletionRequest(ChoicesRequest, TemplateOptions, ToolOptions):
     def _top_of_something(self) -> ChatCompletionRequest:
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("invalid_value", "it is only allowed when logprobs is true", {"at": ".top_logprobs"})
+        return self
+
+    @model_validator(mode="after")
+    def _origins_of_text_alone(self) -> ChatCompletionRequest:
+        if self.return_token_origins and self.offered_tools:
+            raise PydanticCustomError(
+                "invalid_value", "origins are not told where tools may be called", {"at": ".return_token_origins"}
+            )
         return self
 
     @property

@@ -78,6 +78,7 @@ class Settings(BaseSettings):
     allowed_hosts: str | None = None
     forwarded_allow_ips: str | None = None
     root_path: str = ""
+    playground: bool = True
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
 

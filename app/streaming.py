@@ -103,6 +103,8 @@ async def _events(
         # OpenAI has every chunk but the last say "usage": null, once usage was asked for.
         if body.include_usage or body.continuous_usage:
             chunk.usage = Usage.of(stats, body.candidates) if last or body.continuous_usage else None
+        if body.continuous_metrics:
+            chunk.metrics = ResponseMetrics.of(stats)
         return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()  # JSON holds no raw line break
 
     try:

@@ -164,7 +164,7 @@ class RequestOutput:
 
     ``text_delta`` holds only text that no stop string can still take back, so it may lag behind ``new_token_ids``. ``logprobs``
     are of the new tokens, None unless asked for. The first output carries ``prompt_logprobs`` if those were: of the prompt's second
-    token to its last.
+    token to its last. Of the new tokens the first ``num_accepted`` are accepted draft tokens; one after them is the target's own.
     """
 
     request_id: str
@@ -174,3 +174,4 @@ class RequestOutput:
     stats: RequestStats
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    num_accepted: int = 0

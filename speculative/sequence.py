@@ -82,15 +82,18 @@ class Sequence:
                     self.finish_reason = "length"
             if self.finish_reason is not None:
                 break
-        self._count_verification(drafted, min(len(kept), len(tokens) - 1))
+        accepted = min(len(kept), len(tokens) - 1)
+        self._count_verification(drafted, accepted)
         if self.prediction is not None:
             self.prediction.follow(kept)
         reported = None if logprobs is None else tuple(logprobs[: len(kept)])
-        return self._output(tuple(kept), text, reported)
+        return self._output(tuple(kept), text, reported, accepted)
 
-    def _output(self, tokens: tuple[int, ...], text: str, logprobs: tuple[TokenLogprob, ...] | None = None) -> RequestOutput:
+    def _output(
+        self, tokens: tuple[int, ...], text: str, logprobs: tuple[TokenLogprob, ...] | None = None, accepted: int = 0
+    ) -> RequestOutput:
         of_prompt, self.prompt_logprobs = tuple(self.prompt_logprobs) or None, []
-        return RequestOutput(self.request.request_id, tokens, text, self.finish_reason, self.stats(), logprobs, of_prompt)
+        return RequestOutput(self.request.request_id, tokens, text, self.finish_reason, self.stats(), logprobs, of_prompt, accepted)
 
     def _count_verification(self, drafted: int, accepted: int) -> None:
         self.num_target_calls += 1

@@ -137,6 +137,12 @@ def serve(
         typer.Option(help="Proxies whose X-Forwarded-* headers are believed. (default: 127.0.0.1)", rich_help_panel=GUARD),
     ] = None,
     root_path: Annotated[str | None, typer.Option(help="Path that a proxy strips.", rich_help_panel=GUARD)] = None,
+    playground: Annotated[
+        bool | None,
+        typer.Option(
+            "--playground/--no-playground", help="Serve a page to try the model on, at /. (default: on)", show_default=False
+        ),
+    ] = None,
     ssl_certfile: Annotated[Path | None, typer.Option(help="TLS certificate (PEM).", rich_help_panel=GUARD)] = None,
     ssl_keyfile: Annotated[Path | None, typer.Option(help="Its private key (PEM).", rich_help_panel=GUARD)] = None,
     model: options.Model = None,
@@ -274,9 +280,10 @@ def _print_welcome(settings: Settings, listener: socket.socket, engine: AsyncEng
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     scheme = "https" if settings.ssl_certfile else "http"
     name, url = settings.served_model_name or info.name, f"{scheme}://{host}:{port}/v1"
+    playground = f"Playground: {url.removesuffix('v1')}\n" if settings.playground else ""
     typer.echo(
         f"MoA Serve is ready at {url}: {name}, {info.dtype} on {info.device}, drafter {info.drafter}, "
-        f"{info.max_model_len} tokens of context\n"
+        f"{info.max_model_len} tokens of context\n{playground}"
         f"Try: curl -N {url}/chat/completions -H 'Content-Type: application/json' "
         f'-d \'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}\''
     )

@@ -11,6 +11,7 @@ from app import chat
 from app.answering import answer, check_grammar, check_model, check_tools, tokenize
 from app.deps import ServingDep
 from app.generation import requests_for
+from app.origins import Origins
 from app.responses import GUARDED, STREAMED, ChatCompletion
 from app.schemas import ChatCompletionRequest
 from app.tokens import TokenTexts
@@ -36,5 +37,6 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar)
     tokens = TokenTexts(tokenizer) if body.logprobs else None
-    writer = chat.ChatWriter(response_id, int(time.time()), model, tokens, tools.parser if tools else None)
+    origins = Origins(tokenizer) if body.return_token_origins else None
+    writer = chat.ChatWriter(response_id, int(time.time()), model, tokens, tools.parser if tools else None, origins)
     return await answer(http, serving, body, requests, writer)

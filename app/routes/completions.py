@@ -11,6 +11,7 @@ from app import completions
 from app.answering import answer, check_grammar, check_model, tokenize
 from app.deps import ServingDep
 from app.generation import requests_for
+from app.origins import Origins
 from app.responses import GUARDED, STREAMED, Completion
 from app.schemas import CompletionRequest
 from app.tokens import TokenTexts
@@ -33,5 +34,6 @@ async def create_completion(body: CompletionRequest, http: Request, serving: Ser
     requests = requests_for(body, prompts, serving, response_id, completions.DEFAULT_MAX_TOKENS)
     tokens = TokenTexts(tokenizer) if body.logprobs is not None else None
     echoed = completions.echoes(tokenizer, body.prompt, prompts, body.n or 1) if body.echo else None
-    writer = completions.CompletionWriter(response_id, int(time.time()), model, tokens, echoed)
+    origins = Origins(tokenizer) if body.return_token_origins else None
+    writer = completions.CompletionWriter(response_id, int(time.time()), model, tokens, echoed, origins)
     return await answer(http, serving, body, requests, writer)

@@ -223,7 +223,7 @@ async def test_other_names_of_json_and_none_are_fine(client: httpx.AsyncClient, 
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "PROPFIND"])
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/chat/completions/", "/a%0Ab%22%00é"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/nothing", "/v1/chat/completions/", "/a%0Ab%22%00é"])
 async def test_routes_that_do_not_exist(client: httpx.AsyncClient, method: str, path: str) -> None:
     error = assert_error(await client.request(method, path), 404, None, "not_found")
     assert error["message"].startswith(f"There is no such route: {method} /")
@@ -235,7 +235,7 @@ async def test_routes_that_do_not_exist(client: httpx.AsyncClient, method: str, 
     [(method, path, "POST") for path in (CHAT, TEXT, "/tokenize", "/detokenize") for method in ("GET", "PUT", "DELETE", "OPTIONS")]
     + [
         (method, path, "GET, HEAD")
-        for path in ("/v1/models", "/v1/models/tiny", "/health", "/ready", "/metrics", "/version", "/openapi.json")
+        for path in ("/", "/v1/models", "/v1/models/tiny", "/health", "/ready", "/metrics", "/version", "/openapi.json")
         for method in ("POST", "PATCH", "DELETE", "OPTIONS", "PROPFIND")
     ],
 )
@@ -246,7 +246,9 @@ async def test_methods_that_a_route_does_not_take(client: httpx.AsyncClient, met
     assert f"{method} {path}" in error["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/health", "/ready", "/version", "/openapi.json", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/models", "/v1/models/tiny", "/health", "/ready", "/version", "/openapi.json", "/metrics"]
+)
 async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) -> None:
     asked, told = await client.get(path), await client.head(path)
     assert told.status_code == 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -81,6 +83,27 @@ def test_drafts_are_accepted_when_sampling(make_engine, folder) -> None:
     accepted = sum(series[-1].stats.num_accepted_draft_tokens for series in outputs.values())
     # The drafter's weights are random: what agrees, agrees through the shared noise.
     assert accepted > 20
+
+
+def test_outputs_say_which_of_their_tokens_were_drafted(make_engine) -> None:
+    whole = run(make_engine(), mixed_requests())
+    # Each text once more, ended by a token of it that was drafted.
+    endings = {name: out.new_token_ids[0] for name, series in whole.items() for out in series if out.num_accepted}
+    ended = [
+        replace(each, request_id=f"ended {name}", params=replace(each.params, stop_token_ids=(endings[name],)))
+        for each in mixed_requests()
+        if (name := each.request_id) in endings
+    ]
+    outputs = whole | run(make_engine(), ended)
+    assert any(series[-1].num_accepted == len(series[-1].new_token_ids) for series in outputs.values())
+    for series in outputs.values():
+        for output in series:
+            # All but the target's own token, which an end among the drafted ones leaves out.
+            kept = len(output.new_token_ids)
+            assert output.num_accepted == kept - 1 or (output.finish_reason == "stop" and output.num_accepted == kept)
+        assert sum(output.num_accepted for output in series) == series[-1].stats.num_accepted_draft_tokens
+    plain = run(make_engine(drafter="none"), mixed_requests())
+    assert not any(output.num_accepted for series in plain.values() for output in series)
 
 
 @pytest.mark.parametrize("folder", [N0, N1])

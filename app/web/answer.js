@@ -1,0 +1,54 @@
+// One answer as it comes: its text, and the server's own account of how it is made.
+
+import { chat } from "./api.js";
+
+export class Answer {
+  text = "";
+  finishReason = null;
+  stopped = false;
+  failure = null;
+  /** The response's metrics.speculative_decoding so far. */
+  made = null;
+
+  /** Ask, and tell `watch(origins)` of each chunk's token origins until the end; what goes wrong is kept as `failure`. */
+  async run(body, key, signal, watch) {
+    try {
+      for await (const chunk of chat(body, key, signal)) {
+        this.made = chunk.metrics?.speculative_decoding ?? this.made;
+        const choice = chunk.choices[0];
+        if (!choice) continue;
+        this.text += choice.delta.content ?? "";
+        this.finishReason = choice.finish_reason;
+        watch(choice.token_origins ?? []);
+      }
+    } catch (error) {
+      if (error.name === "AbortError") this.stopped = true;
+      else this.failure = error;
+    }
+    watch([]);
+  }
+
+  get complete() {
+    return this.finishReason !== null;
+  }
+}
+
+/** Where two texts part, in UTF-16 units, or -1 where they are identical. */
+export function parting(one, other) {
+  if (one === other) return -1;
+  let place = 0;
+  while (one[place] === other[place]) place += 1;
+  return place;
+}
+
+/** How often drafts were accepted at least so far: the first place's share, the second's and so on. */
+export function acceptanceByPlace(made) {
+  const histogram = made.acceptance_histogram;
+  const shares = [];
+  let most = made.num_spec_steps;
+  for (let place = 1; place < histogram.length; place += 1) {
+    most -= histogram[place - 1];
+    shares.push(most / made.num_spec_steps);
+  }
+  return shares;
+}

@@ -1,0 +1,26 @@
+// Elements, made without any HTML: what a model writes is only ever text.
+
+/** An element with properties, attributes (names with a dash, `role`, `class`) and children. */
+export function element(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  set(made, properties);
+  made.append(...children);
+  return made;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** The same for the parts of a picture. */
+export function shape(name, attributes = {}, text = "") {
+  const made = document.createElementNS(SVG, name);
+  set(made, attributes);
+  made.textContent = text;
+  return made;
+}
+
+function set(target, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) target.addEventListener(name.slice(2), value);
+    else target.setAttribute(name, value);
+  }
+}

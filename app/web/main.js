@@ -1,0 +1,163 @@
+// The page: what each control does.
+
+import { Connection } from "./connection.js";
+import { element } from "./dom.js";
+import { Settings } from "./settings.js";
+import { setPlace } from "./tokens.js";
+import { Turn } from "./turn.js";
+
+const by = (id) => document.getElementById(id);
+const [thread, welcome, composer, prompt, send, spoken] = ["thread", "welcome", "composer", "prompt", "send", "spoken"].map(by);
+const [panel, toggle] = [by("settings"), by("toggle-settings")];
+
+let turns = [];
+let running = null; // what stops the turn that is being answered
+let pinned = true;
+let checkedKey = null;
+let checking = 0;
+
+const settings = new Settings(by("settings-form"), () => {
+  shade();
+  clearTimeout(checking);
+  if (settings.key !== checkedKey) checking = setTimeout(connect, 400); // once it is typed
+});
+const connection = new Connection(by("model"), by("state"), () => showSettings(true));
+
+function connect() {
+  checkedKey = settings.key;
+  connection.check(checkedKey);
+}
+
+function shade() {
+  document.body.classList.toggle("unshaded", !settings.shade);
+}
+
+function showSettings(shown) {
+  panel.hidden = !shown;
+  toggle.setAttribute("aria-expanded", String(shown));
+}
+
+function askForKey() {
+  showSettings(true);
+  settings.askForKey();
+}
+
+/** What the model is told: the system prompt, the turns that were answered, and what is asked now. */
+function messages(asked) {
+  const said = turns.filter((turn) => turn.text).flatMap((turn) => [
+    { role: "user", content: turn.prompt },
+    { role: "assistant", content: turn.text },
+  ]);
+  return [...settings.system(), ...said, { role: "user", content: asked }];
+}
+
+function request(asked, mode) {
+  const body = { messages: messages(asked), ...settings.sampling() };
+  if (by("model").value && !by("model").disabled) body.model = by("model").value;
+  if (mode === "both") body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0];
+  return body;
+}
+
+async function answer(asked) {
+  if (settings.wrong) {
+    prompt.value = asked; // not lost
+    showSettings(true);
+    settings.wrong.reportValidity();
+    return;
+  }
+  const mode = new FormData(composer).get("speculation");
+  const body = request(asked, mode);
+  const turn = new Turn(asked, mode, follow);
+  welcome.hidden = true;
+  thread.append(turn.article);
+  turns.push(turn);
+  pinned = true;
+  follow();
+  setRunning(new AbortController());
+  spoken.textContent = "Answering.";
+  const { signal } = running;
+  const said = await turn.run(body, settings.key, signal);
+  if (running?.signal === signal) setRunning(null);
+  if (turns.includes(turn)) end(turn, said);
+}
+
+function end(turn, said) {
+  spoken.textContent = said;
+  if (!turn.failure) return;
+  const again = element("button", { type: "button", onclick: () => retry(turn) }, "Try again");
+  const key = element("button", { type: "button", onclick: askForKey }, "Enter the key");
+  turn.showFailure(...(turn.failure.about === "key" ? [key] : []), again);
+  if (turn.failure.retryAfter) connect();
+}
+
+function retry(turn) {
+  if (running) return;
+  turns = turns.filter((each) => each !== turn);
+  turn.article.remove();
+  prompt.focus();
+  answer(turn.prompt);
+}
+
+function setRunning(controller) {
+  running = controller;
+  send.textContent = controller ? "Stop" : "Send";
+  send.classList.toggle("stop", Boolean(controller));
+  thread.setAttribute("aria-busy", String(Boolean(controller)));
+}
+
+/** Keep the end in view, unless the reader has gone back. */
+function follow() {
+  if (pinned) window.scrollTo(0, document.documentElement.scrollHeight);
+}
+
+window.addEventListener("scroll", () => {
+  const page = document.documentElement;
+  pinned = page.scrollHeight - page.clientHeight - window.scrollY < 40;
+});
+
+composer.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (running) return running.abort();
+  const asked = prompt.value.trim();
+  if (!asked) return prompt.focus();
+  prompt.value = "";
+  answer(asked);
+});
+
+prompt.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!running) composer.requestSubmit();
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.isComposing) return;
+  if (running) running.abort();
+  else if (panel.contains(document.activeElement)) {
+    showSettings(false);
+    toggle.focus();
+  }
+});
+
+toggle.addEventListener("click", () => showSettings(panel.hidden));
+
+by("new").addEventListener("click", () => {
+  running?.abort();
+  setRunning(null);
+  for (const turn of turns) turn.article.remove();
+  turns = [];
+  welcome.hidden = false;
+  spoken.textContent = "A new chat.";
+  prompt.focus();
+});
+
+by("examples").addEventListener("click", (event) => {
+  if (event.target.localName !== "button" || running) return;
+  prompt.focus();
+  answer(event.target.textContent);
+});
+
+setPlace(by("draft-sample"), 3);
+shade();
+connect();
+if (matchMedia("(hover: hover)").matches) prompt.focus(); // a phone would cover half the page with its keyboard
