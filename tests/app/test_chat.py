@@ -38,7 +38,7 @@ async def test_the_whole_response(client: httpx.AsyncClient) -> None:
             "prompt_tokens": 3,
             "completion_tokens": 3,
             "total_tokens": 6,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": 2},
             "completion_tokens_details": {"reasoning_tokens": 0},
         },
         "metrics": {

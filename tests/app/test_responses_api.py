@@ -60,7 +60,7 @@ class TestWhole:
         ]
         assert document.pop("usage") == {
             "input_tokens": 3,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
             "output_tokens": 3,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": 6,
