@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,7 +14,8 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from pydantic import ValidationError
 
-from tests.integration.conftest import Server
+from tests.integration.conftest import Server, start_server, stop_server
+from tests.integration.knowing import JOKE
 
 pytestmark = [
     pytest.mark.integration,
@@ -31,15 +34,19 @@ TOO_SMALL = pytest.mark.xfail(
 )
 
 
-class TestChatOpenAI(ChatModelIntegrationTests):
+@pytest.fixture(scope="module")
+def knowing_server() -> Iterator[Server]:
+    """A server as any other whose target knows what LangChain asks: see ``knowing``."""
+    server = start_server("--dtype", "float32", module="tests.integration.knowing")
+    yield server
+    stop_server(server)
+
+
+class Suite(ChatModelIntegrationTests):
     """What it skips are images, audio and PDFs, Anthropic's wording, and recordings of hosted services."""
 
     url = ""
     model_override_value = "concierge"
-
-    @pytest.fixture(autouse=True)
-    def _server(self, server: Server) -> None:
-        type(self).url = server.base_url
 
     @property
     def chat_model_class(self) -> type[ChatOpenAI]:
@@ -66,6 +73,22 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     @property
     def supports_json_mode(self) -> bool:
         return True
+
+
+class TestTargetThatKnows(Suite):
+    """The whole suite."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, knowing_server: Server) -> None:
+        type(self).url = knowing_server.base_url
+
+
+class TestBundledTarget(Suite):
+    """The same with nothing but what is in the box."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server: Server) -> None:
+        type(self).url = server.base_url
 
     @TOO_SMALL
     def test_json_mode(self, model: BaseChatModel) -> None:
@@ -94,3 +117,22 @@ def test_a_prompt_that_is_too_long_has_its_own_class(server: Server) -> None:
     model = ChatOpenAI(model="concierge", base_url=server.base_url, api_key="none", max_retries=0)  # type: ignore[arg-type]
     with pytest.raises(ContextOverflowError):
         model.invoke("word " * 3000)
+
+
+def test_the_target_that_knows_is_drafted_for_and_says_the_same_without(knowing_server: Server) -> None:
+    question = {
+        "messages": [{"role": "user", "content": "Tell me a joke about cats."}],
+        "response_format": {"type": "json_object"},
+        "temperature": 0,
+    }
+    before = knowing_server.metric("moaserve_spec_decode_num_accepted_tokens_total")
+    drafted, plain = (
+        httpx.post(f"{knowing_server.base_url}/chat/completions", json=question | {"speculative": speculative}, timeout=60).json()
+        for speculative in (True, False)
+    )
+    for reply in (drafted, plain):
+        assert reply["choices"][0]["message"]["content"] == json.dumps(JOKE)
+    accepted = drafted["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+    assert accepted > 0
+    assert knowing_server.metric("moaserve_spec_decode_num_accepted_tokens_total") == before + accepted
+    assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
