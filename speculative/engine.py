@@ -54,11 +54,11 @@ class Engine:
         self.eos_token_ids = eos_token_ids
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         self.grammars = Grammars(tokenizer, info.vocab_size, sorted(eos_token_ids)) if tokenizer is not None else None
-        self.scheduler = Scheduler(max_num_seqs, prefill_chunk)
         self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
         self.taps = self.drafter.taps if self.drafter is not None else ()
         drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
         self.cache = target.new_cache(max_num_seqs, max(1 + largest_shape.nodes, drafting), info.max_model_len)
+        self.scheduler = Scheduler(max_num_seqs, prefill_chunk)
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError (ContextLengthError) for a request that cannot run."""

@@ -114,17 +114,30 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         default_sampling=_default_sampling(generation),
         created=int(time.time()),
     )
-    return Engine(
-        target,
-        tokenizer,
-        make_drafter,
-        FixedPolicy(shape),
-        shape,
-        info,
-        max_num_seqs=config.max_num_seqs,
-        prefill_chunk=config.prefill_chunk,
-        eos_token_ids=eos_token_ids(folder),
-    )
+    try:
+        return Engine(
+            target,
+            tokenizer,
+            make_drafter,
+            FixedPolicy(shape),
+            shape,
+            info,
+            max_num_seqs=config.max_num_seqs,
+            prefill_chunk=config.prefill_chunk,
+            eos_token_ids=eos_token_ids(folder),
+        )
+    except RuntimeError as error:
+        if not _lacks_memory(error):
+            raise
+        raise EngineLoadError(
+            f"no room for the keys and values of {config.max_num_seqs} sequences of {length} tokens: "
+            "lower --max-num-seqs or --max-model-len"
+        ) from error
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """CPUs have no exception of their own for it."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _device(name: str) -> torch.device:
