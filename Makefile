@@ -18,13 +18,14 @@ WITHOUT_TRITON := if $(WITHOUT_GPU); then $(PIP) uninstall --quiet --yes triton;
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench clean
+.PHONY: help serve test check bench docs clean
 
 help:
 	@echo 'make serve   serve the bundled model on 127.0.0.1:8000'
 	@echo 'make test    all tests that need neither a GPU nor Docker'
 	@echo 'make check   lint, formatting, types, import rules'
 	@echo 'make bench   plain against speculative decoding, without HTTP'
+	@echo 'make docs    write docs/configuration.md anew, from the settings'
 	@echo 'make clean   remove the virtual environment and caches'
 
 serve: $(VENV)/.installed
@@ -41,6 +42,9 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed
+	$(BIN)/python -m app.commands.reference > docs/configuration.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache *.egg-info

@@ -118,18 +118,32 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         created=int(time.time()),
         fingerprint=_fingerprint(target, network),
     )
-    return Engine(
-        target,
-        tokenizer,
-        make_drafter,
-        FixedPolicy(shape),
-        shape,
-        info,
-        max_num_seqs=config.max_num_seqs,
-        prefill_chunk=config.prefill_chunk,
-        prefix_cache_tokens=config.max_num_seqs * length // 2 if config.prefix_cache_tokens is None else config.prefix_cache_tokens,
-        eos_token_ids=eos_token_ids(folder),
-    )
+    kept = config.prefix_cache_tokens
+    try:
+        return Engine(
+            target,
+            tokenizer,
+            make_drafter,
+            FixedPolicy(shape),
+            shape,
+            info,
+            max_num_seqs=config.max_num_seqs,
+            prefill_chunk=config.prefill_chunk,
+            prefix_cache_tokens=config.max_num_seqs * length // 2 if kept is None else kept,
+            eos_token_ids=eos_token_ids(folder),
+        )
+    except RuntimeError as error:
+        if not _lacks_memory(error):
+            raise
+        raise EngineLoadError(
+            f"no room for the keys and values of {config.max_num_seqs} sequences of {length} tokens: "
+            "lower --max-num-seqs or --max-model-len"
+        ) from error
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """CPUs have no exception of their own for it."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _fingerprint(target: Llama, network: nn.Module | None) -> str:

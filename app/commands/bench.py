@@ -188,6 +188,9 @@ def predictions(
     For example: moaserve bench predictions --edits 2 --edits 10
     """
     config = options.engine_config(locals() | {"max_num_seqs": 1})
+    places = edits or [1, 4, 8]
+    if max(places) > max_tokens:
+        options.fail(f"--edits {max(places)}: an answer has no more places than its --max-tokens {max_tokens}", code=2)
     from benchmarks.machine import write_json
     from benchmarks.predictions import measure
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
@@ -199,7 +202,7 @@ def predictions(
         limit = engine.info.max_model_len - max_tokens
         selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     with typer.progressbar(length=len(selected), label="decoding", show_pos=True) as bar:
-        figures = measure(engine, selected, edits or [1, 4, 8], max_tokens=max_tokens, seed=seed, progress=lambda: bar.update(1))
+        figures = measure(engine, selected, places, max_tokens=max_tokens, seed=seed, progress=lambda: bar.update(1))
     for one in figures:
         typer.echo(one.line())
     if json is not None:

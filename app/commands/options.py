@@ -97,7 +97,11 @@ DraftWindow = Annotated[
     ),
 ]
 DraftNodes = Annotated[
-    int | None, typer.Option(help="Candidates verified in one pass of the model. (default: 9)", rich_help_panel=SPECULATION)
+    int | None,
+    typer.Option(
+        help="Candidates verified in one pass of the model, as many as --draft-depth or more. (default: 9)",
+        rich_help_panel=SPECULATION,
+    ),
 ]
 Prompts = Annotated[
     Path | None,

@@ -253,8 +253,9 @@ async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) 
     asked, told = await client.get(path), await client.head(path)
     assert told.status_code == 200
     assert told.content == b""
-    names = {"content-type", "content-length"}
-    assert {name: told.headers[name] for name in names} == {name: asked.headers[name] for name in names}
+    assert told.headers["content-type"] == asked.headers["content-type"]
+    # Metrics of the process are others at each look.
+    assert path == "/metrics" or told.headers["content-length"] == asked.headers["content-length"]
 
 
 @pytest.mark.parametrize(("path", "status"), [(CHAT, 405), ("/v1/nothing", 404), ("/v1/models/gpt-4", 404)])

@@ -27,3 +27,8 @@ def test_the_command_tells_passes_with_and_without() -> None:
     assert "0 edits: 3 passes where the drafter alone takes" in result.stdout
     refused = CliRunner().invoke(cli, ["bench", "predictions", "--drafter", "none", "--compile", "off"])
     assert (refused.exit_code, "nothing is drafted" in refused.stderr) == (1, True)
+
+
+def test_more_edits_than_an_answer_has_tokens_are_refused() -> None:
+    result = CliRunner().invoke(cli, ["bench", "predictions", "--max-tokens", "8", "--edits", "2", "--edits", "9"])
+    assert (result.exit_code, "--edits 9" in result.stderr) == (2, True)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from models.loader import load_drafter, load_target
 from models.saving import save_drafter
-from speculative.errors import ContextLengthError, InvalidRequestError
+from speculative.errors import ContextLengthError, EngineLoadError, InvalidRequestError
 from speculative.request import Request, SamplingParams
 from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, request, run, tokens
 
@@ -270,3 +270,8 @@ def test_drafters_forget_sequences_that_end(make_engine, drafter: str, kept: str
     while engine.has_work:
         engine.step()
     assert not getattr(keeper, kept)
+
+
+def test_slots_that_do_not_fit_into_memory_are_refused_by_their_options(make_engine) -> None:
+    with pytest.raises(EngineLoadError, match=r"keys and values of 1000000000000 sequences .* lower --max-num-seqs or"):
+        make_engine(max_num_seqs=10**12)
