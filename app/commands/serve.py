@@ -111,7 +111,7 @@ def serve(
         bool | None,
         typer.Option(
             "--vllm-metric-names/--no-vllm-metric-names",
-            help="Tell metrics that vLLM has under its names too, for its dashboards. (default: no)",
+            help="Tell metrics that vLLM has under its names too, for its dashboards. (default: false)",
             rich_help_panel=WATCHING,
             show_default=False,
         ),
@@ -140,7 +140,7 @@ def serve(
     playground: Annotated[
         bool | None,
         typer.Option(
-            "--playground/--no-playground", help="Serve a page to try the model on, at /. (default: on)", show_default=False
+            "--playground/--no-playground", help="Serve a page to try the model on, at /. (default: true)", show_default=False
         ),
     ] = None,
     ssl_certfile: Annotated[Path | None, typer.Option(help="TLS certificate (PEM).", rich_help_panel=GUARD)] = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -108,8 +109,9 @@ def written(server: Server) -> float:
 
 def until(true: Callable[[], bool]) -> None:
     """Texts are stored behind their requests' backs: ask the server until it has done so."""
+    ends = time.monotonic() + 120
     while not true():
-        pass
+        assert time.monotonic() < ends
 
 
 def long_text(prompts: list[Prompt], tokens: int) -> str:
@@ -217,7 +219,7 @@ def test_whatever_happens_to_redis_all_streams_complete_unchanged(
     finally:
         mend(redis)
     # It is found again by itself.
-    until(lambda: second.metric("moaserve_session_store_up") == 1)
+    until(lambda: all(server.metric("moaserve_session_store_up") == 1 for server in (first, second)))
     before = written(second)
     asked(second, requests[0] | {"cache_salt": f"after {harm.__name__}"})
     until(lambda: written(second) > before)
