@@ -15,9 +15,9 @@ class KVBlocks:
 
     def __init__(self, caches: Sequence[KVCache], num_blocks: int, size: int) -> None:
         self._caches, self.num_blocks, self.size = tuple(caches), num_blocks, size
-        # Zeros, not empty: on a CPU these take no memory before they are written.
+        # Empty: blocks are written before they are read, and on a CPU they take no memory until then.
         self._pools = [
-            torch.zeros(cache.num_layers, num_blocks, size, cache.data.shape[-1], dtype=cache.data.dtype, device=cache.data.device)
+            torch.empty(cache.num_layers, num_blocks, size, cache.data.shape[-1], dtype=cache.data.dtype, device=cache.data.device)
             for cache in self._caches
         ]
 
