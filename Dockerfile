@@ -68,6 +68,6 @@ USER 10001:10001
 # Models of yours, and what is downloaded or compiled.
 VOLUME ["/models", "/cache"]
 EXPOSE 8000
-# Large models take minutes to load; failures in that time count for nothing, and the first success ends it.
-HEALTHCHECK --interval=10s --timeout=10s --start-period=15m --retries=3 CMD ["python", "/opt/healthcheck.py"]
+# Large models take minutes to load, and so does compiling; failures in that time count for nothing, and the first success ends it.
+HEALTHCHECK --interval=10s --timeout=10s --start-period=30m --retries=3 CMD ["python", "/opt/healthcheck.py"]
 ENTRYPOINT ["moaserve", "serve"]
