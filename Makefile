@@ -18,11 +18,12 @@ WITHOUT_TRITON := if $(WITHOUT_GPU); then $(PIP) uninstall --quiet --yes triton;
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench docs clean
+.PHONY: help serve test test-docker check bench docs clean
 
 help:
 	@echo 'make serve   serve the bundled model on 127.0.0.1:8000'
 	@echo 'make test    all tests that need neither a GPU nor Docker'
+	@echo 'make test-docker   the image and the stack, where a Docker engine runs'
 	@echo 'make check   lint, formatting, types, import rules'
 	@echo 'make bench   plain against speculative decoding, without HTTP'
 	@echo 'make docs    write docs/configuration.md anew, from the settings'
@@ -36,6 +37,9 @@ bench: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+test-docker: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m docker tests/integration/test_docker.py $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
