@@ -267,8 +267,8 @@ def _run(settings: Settings, listener: socket.socket) -> int:
             ssl_keyfile=settings.ssl_keyfile,
         )
     )
-    # uvicorn takes the signals over a little later, and afterwards raises the one that stopped it once more, for whoever started it;
-    # here both are an orderly end.
+    # uvicorn takes the signals over a little later, and afterwards raises the one that stopped it once more, for whoever started
+    # it; here both are an orderly end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     typer.echo(f"Loading {settings.model} ...", err=True)
