@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,6 +127,8 @@ def serve(
       MOASERVE_HOST=0.0.0.0 moaserve serve --max-num-seqs 64
     """
     settings = options.load_settings(**locals())  # the parameters, which are named as the settings are
+    # Importing PyTorch takes seconds, in which a container's first process would not notice a signal that nobody handles.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     listener = _bind(settings)
     _configure_logging(settings)
     raise typer.Exit(_run(settings, listener))
@@ -204,14 +208,20 @@ def _run(settings: Settings, listener: socket.socket) -> int:
             ssl_keyfile=settings.ssl_keyfile,
         )
     )
-    # uvicorn raises the signal that stopped it once more, for whoever started it; here that is an orderly end.
+    # uvicorn takes the signals over a little later, and afterwards raises the one that stopped it once more, for whoever started
+    # it; here both are an orderly end.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, server.handle_exit)
     typer.echo(f"Loading {settings.model} ...", err=True)
     server.run(sockets=[listener])
     if failure is not None:
         typer.echo(f"moaserve: error: cannot load {settings.model}: {failure}", err=True)
         return 1
+    if engine.alive:
+        # It is still loading, somewhere in PyTorch, and an interpreter that ends around such a thread aborts.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

@@ -215,6 +215,15 @@ def test_a_mounted_model_is_served_to_any_user_and_stops_in_order(run_image: Cal
     assert docker("inspect", "-f", "{{.State.ExitCode}}", container) == "0"
 
 
+def test_it_stops_in_order_while_it_loads(run_image: Callable[..., str]) -> None:
+    container = run_image()
+    with subprocess.Popen(["docker", "logs", "--follow", container], stderr=subprocess.PIPE, text=True) as log:
+        assert log.stderr is not None
+        assert log.stderr.readline().startswith("Loading")
+        docker("stop", "--time", "60", container)
+    assert docker("inspect", "-f", "{{.State.ExitCode}}", container) == "0"
+
+
 def test_a_mistake_ends_the_container_with_its_reason(run_image: Callable[..., str]) -> None:
     container = run_image(arguments=("--model", "/models/absent"))
     assert docker("wait", container) == "1"

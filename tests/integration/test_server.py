@@ -167,6 +167,19 @@ def test_keys_and_tls(tmp_path: Path) -> None:
     assert "San Jose" not in "".join(server.log)
 
 
+def test_a_server_that_is_told_to_stop_while_it_loads_does() -> None:
+    command = [sys.executable, "-m", "app.cli", "serve", "--port", "0", "--compile", "off"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Loading")
+        process.terminate()
+        try:
+            _, rest = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert (process.returncode, rest) == (0, "")
+
+
 def test_a_server_that_is_told_to_stop_finishes_what_runs_and_waits_and_takes_nothing_more() -> None:
     server = start_server("--shutdown-timeout", "120", "--max-num-seqs", "16")
     body = {"messages": MESSAGES, "min_tokens": 64, "max_tokens": 64, "temperature": 1}
