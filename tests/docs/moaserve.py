@@ -24,10 +24,12 @@ LESS = {
     "bench lossless": PROMPTS,
     "bench predictions": ["--num-prompts", "1", "--max-tokens", "16"],
     "bench answers": PROMPTS,
+    "bench turns": ["--conversations", "1", "--tokens", "64"],
+    "bench watching": ["--rounds", "2", "--num-requests", "2", "--max-tokens", "4", "--compile", "off"],
 }
 ONCE = {"eval": ["--shape", "tree", "--temperature", "0"]}
 """For options that add up, where the page gives none of them."""
-SERVER = {"bench lossless": "--base-url"}
+SERVER = {"bench lossless": "--base-url", "bench turns": "--base-url"}
 """How a command is told of the server, where it would take the default address."""
 
 
