@@ -69,7 +69,7 @@ class Settings(BaseSettings):
     store_max_responses: int = Field(10_000, ge=0)
     store_max_bytes: int = Field(256 * 2**20, ge=0)
     store_ttl: float = Field(24 * 3600, gt=0)
-    session_max_bytes: int = Field(2**30, ge=0)
+    session_max_bytes: int | None = Field(None, ge=0)
     session_ttl: float = Field(24 * 3600, gt=0)
     redis_url: SecretStr | None = None
     redis_timeout: float = Field(0.25, gt=0)

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.prompts import Prompt
 
-STORED_AFTER_S = 0.5
-"""Texts are stored when they have ended, off the requests' path; another server is asked so much later."""
+THINKING_S = 0.5
+"""Between two questions, as from people; in that time a server stores the text that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,13 @@ async def _measure(
             said: list[dict[str, str]] = [{"role": "user", "content": text}]
             answer, _ = await _ask(client, base_url, said, mine, max_tokens=48)
             said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Thank you. And then?"}]
-            found["cold"].append((await _ask(client, base_url, said, nobodys))[1])
-            found["the same server"].append((await _ask(client, base_url, said, mine))[1])
-            if other_url is not None:
-                await asyncio.sleep(STORED_AFTER_S)
-                found["another server"].append((await _ask(client, other_url, said, mine))[1])
+            # What the same server is asked first is stored: another one is asked something else.
+            others = [*said[:-1], {"role": "user", "content": "Many thanks! What now?"}]
+            asked = [("cold", base_url, said, nobodys), ("the same server", base_url, said, mine)]
+            asked += [] if other_url is None else [("another server", other_url, others, mine)]
+            for way, url, messages, salt in asked:
+                await asyncio.sleep(THINKING_S)
+                found[way].append((await _ask(client, url, messages, salt))[1])
             progress()
     cold = tuple(found.pop("cold"))
     return [TurnFigures(way, tuple(turns), cold) for way, turns in found.items() if turns]

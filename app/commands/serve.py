@@ -83,7 +83,8 @@ def serve(
     session_max_bytes: Annotated[
         int | None,
         typer.Option(
-            help="Bytes of KV cache kept for later turns, by all servers on a Redis together; 0: none. (default: 1 GiB)",
+            help="Bytes of KV cache kept for later turns beside the engine's own prefix cache, by all servers on a Redis together; "
+            "0: none. (default: 1 GiB in Redis, none without)",
             rich_help_panel=SESSIONS,
         ),
     ] = None,

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from app.sessions.redis_connection import RedisConnection
 
 
+REDIS_BYTES = 2**30
+"""Of blocks in Redis, unless told otherwise. In memory there are none: the engine keeps what was used last there itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stores:
     """Where responses and blocks of key-value cache (None: nowhere) are kept, and the connection to Redis, if it is there."""
@@ -44,7 +48,7 @@ class Stores:
 
 
 def _in_memory(settings: Settings, observer: StoreObserver) -> Stores:
-    most_bytes, seconds = settings.session_max_bytes, settings.session_ttl
+    most_bytes, seconds = settings.session_max_bytes or 0, settings.session_ttl
     return Stores(
         MemoryStore(settings.store_max_responses, settings.store_max_bytes, settings.store_ttl, observer=observer),
         MemoryBlocks(most_bytes, seconds, observer) if most_bytes else None,
@@ -57,7 +61,8 @@ def _in_redis(settings: Settings, observer: StoreObserver) -> Stores:
     from app.sessions.redis_responses import RedisResponses
 
     assert settings.redis_url is not None
-    prefix, most_bytes = settings.redis_prefix, settings.session_max_bytes
+    prefix = settings.redis_prefix
+    most_bytes = REDIS_BYTES if settings.session_max_bytes is None else settings.session_max_bytes
     connection = RedisConnection(settings.redis_url.get_secret_value(), settings.redis_timeout, f"{prefix}:probe", observer)
     responses = RedisResponses(
         connection, prefix, settings.store_max_responses, settings.store_max_bytes, settings.store_ttl, observer
