@@ -48,10 +48,11 @@ class KVBlocks:
         where = torch.tensor(blocks, device=self._pools[0].device)
         return [pool.index_select(1, where).transpose(0, 1).contiguous().cpu() for pool in self._pools]
 
-    def write(self, block: int, contents: Sequence[Tensor]) -> None:
-        """Fill a block with one of those that ``read`` gives: [L, size, row] for each cache."""
-        for pool, content in zip(self._pools, contents, strict=True):
-            pool[:, block] = content.to(pool)
+    def write(self, blocks: Sequence[int], contents: Sequence[Sequence[Tensor]]) -> None:
+        """Fill ``blocks`` with what ``read`` gave of as many: [L, size, row] of each for each cache."""
+        where = torch.tensor(blocks, device=self._pools[0].device)
+        for pool, of_cache in zip(self._pools, zip(*contents, strict=True), strict=True):
+            pool.index_copy_(1, where, torch.stack(of_cache, dim=1).to(pool))
 
     def fits(self, contents: Sequence[Tensor]) -> bool:
         """Whether ``contents`` have the number, shapes and types of a block's."""

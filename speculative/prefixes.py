@@ -70,9 +70,10 @@ class Prefixes:
         first = len(keys) - len(contents)
         if len(self.index.match(keys[:first])) < first:
             return  # they have just given way to others
-        for place, number in self.index.insert(keys, [*[False] * first, *(each.drafted for each in contents)]):
-            if place >= first:
-                self._blocks.write(number, contents[place - first].rows)
+        written = self.index.insert(keys, [*[False] * first, *(each.drafted for each in contents)])
+        if written:
+            places, numbers = zip(*written, strict=True)
+            self._blocks.write(numbers, [contents[place - first].rows for place in places])
 
     def _drafted_from(self, sequence: Sequence) -> int:
         """The first position whose rows are complete."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final
+
+import xxhash
 
 FORMAT: Final = 1
 """The version of what is stored. It stands in keys too: servers of different versions do not see each other's values."""
@@ -13,7 +14,7 @@ OVERHEAD: Final = len(HEAD) + _DIGEST_BYTES
 
 
 def seal(key: bytes, payload: bytes) -> bytes:
-    """``payload`` behind a header: magic, format, and BLAKE2b-128 of key and payload."""
+    """``payload`` behind a header: magic, format, and XXH3-128 of key and payload."""
     return b"".join((HEAD, _digest(key, payload), payload))
 
 
@@ -26,7 +27,7 @@ def unseal(key: bytes, value: bytes) -> bytes | None:
 
 
 def _digest(key: bytes, payload: bytes) -> bytes:
-    digest = hashlib.blake2b(len(key).to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
+    digest = xxhash.xxh3_128(len(key).to_bytes(8, "little"))
     digest.update(key)
     digest.update(payload)
     return digest.digest()
