@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from app.commands.bench import bench
+from app.commands.bench_servers import lossless, turns
 from app.commands.chat import chat
 from app.commands.evaluate import evaluate
 from app.commands.serve import serve
@@ -26,6 +27,8 @@ cli.command()(chat)
 cli.command("train")(train)
 cli.command("pretrain")(pretrain_command)
 cli.command("eval")(evaluate)
+bench.command()(lossless)
+bench.command()(turns)
 cli.add_typer(bench)
 
 

@@ -11,7 +11,7 @@ from fastapi import Depends
 from fastapi.requests import HTTPConnection
 
 from app.guard import Admission
-from app.metrics import Metrics
+from app.metrics import Metrics, Watched
 from app.responses_api.background import BackgroundJobs
 from app.sessions.conversations import Conversations
 from app.sessions.engine import BlockEngine
@@ -19,25 +19,13 @@ from app.sessions.opening import Stores
 from app.sessions.store import ResponseStore
 from app.settings import Settings
 from app.tracing import Tracing
-from speculative.config import EngineStatus, ModelInfo
+from speculative.config import ModelInfo
 from speculative.errors import EngineNotReadyError
 from speculative.request import Grammar, Request, RequestOutput
 
 
-class ServingEngine(BlockEngine, Protocol):
+class ServingEngine(BlockEngine, Watched, Protocol):
     """The part of `speculative.async_engine.AsyncEngine` that HTTP needs; tests put an in-memory one in its place."""
-
-    @property
-    def ready(self) -> bool:
-        """True once the model is loaded, until the engine drains or stops."""
-
-    @property
-    def alive(self) -> bool:
-        """True while the engine's thread runs."""
-
-    @property
-    def busy_seconds(self) -> float:
-        """How long that thread has been at its present step; 0 while it loads, or has nothing to do."""
 
     @property
     def tokenizer(self) -> Any:
@@ -48,9 +36,6 @@ class ServingEngine(BlockEngine, Protocol):
 
     async def stop(self) -> None:
         """End everything."""
-
-    def status(self) -> EngineStatus:
-        """How busy the engine is."""
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError or ContextLengthError for a request that cannot run."""

@@ -60,19 +60,19 @@ ERROR_CODES: Final[dict[str, int]] = {
 
 
 class Watched(Protocol):
-    """What the gauges are read from: the engine, as far as it is known to `app.deps.ServingEngine`."""
+    """What the gauges are read from: the engine."""
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """True once the model is loaded, until the engine drains or stops."""
 
     @property
     def alive(self) -> bool:
-        """Whether its thread runs."""
+        """True while the engine's thread runs."""
 
     @property
     def busy_seconds(self) -> float:
-        """How long it has been at its present step."""
+        """How long that thread has been at its present step; 0 while it loads, or has nothing to do."""
 
     @property
     def info(self) -> ModelInfo:
