@@ -17,6 +17,11 @@ pytestmark = pytest.mark.integration
 ASK = "I would like a table for two in San Jose."
 
 
+def tokens(response: Any) -> tuple[int, int]:
+    """Of prompt and answer; how many of them were cached differs from one asking to the next."""
+    return response.usage.input_tokens, response.usage.output_tokens
+
+
 @pytest.fixture
 def client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=server.base_url, api_key="none")
@@ -31,7 +36,7 @@ def test_a_stream_says_what_the_whole_response_says(client: openai.OpenAI, tempe
     last = events[-1].response
     assert whole.output_text
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
-    assert (last.output_text, last.status, last.usage) == (whole.output_text, whole.status, whole.usage)
+    assert (last.output_text, last.status, tokens(last)) == (whole.output_text, whole.status, tokens(whole))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[0].type == "response.created" and events[-1].type == f"response.{whole.status}"
     assert whole.model_extra["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
@@ -64,7 +69,7 @@ def test_turns_by_id_are_the_conversation_sent_whole(client: openai.OpenAI) -> N
     assert client.responses.create(input=conversation, **options).output_text == second.output_text
     conversation += [*second.output, {"role": "user", "content": "Thanks!"}]
     whole = client.responses.create(input=conversation, instructions="Be kind.", **options)
-    assert (whole.output_text, whole.usage) == (third.output_text, third.usage)
+    assert (whole.output_text, tokens(whole)) == (third.output_text, tokens(third))
     kept = list(client.responses.input_items.list(third.id, limit=2, order="asc"))
     assert [item.content[0].text for item in kept] == [
         ASK,
@@ -104,7 +109,7 @@ def test_calls_are_those_of_chat_streamed_and_not(client: openai.OpenAI) -> None
     ]
     by_id = client.responses.create(input=results, previous_response_id=whole.id, tools=tools, **options)
     sent = client.responses.create(input=[{"role": "user", "content": ask}, *whole.output, *results], tools=tools, **options)
-    assert (by_id.output_text, by_id.usage) == (sent.output_text, sent.usage)
+    assert (by_id.output_text, tokens(by_id)) == (sent.output_text, tokens(sent))
 
 
 class Booking(BaseModel):
