@@ -11,7 +11,8 @@ from fastapi import Depends
 from fastapi.requests import HTTPConnection
 
 from app.guard import Admission
-from app.metrics import Metrics, Watched
+from app.metric_names import Watched
+from app.metrics import Metrics
 from app.responses_api.background import BackgroundJobs
 from app.sessions.conversations import Conversations
 from app.sessions.engine import BlockEngine

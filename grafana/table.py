@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from app.metrics import PREFIX, Metrics
+from app.metric_names import PREFIX
+from app.metrics import Metrics
 from speculative.config import EngineStatus, ModelInfo
 
 FOLDER: Final = Path(__file__).parent

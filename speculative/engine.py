@@ -16,7 +16,7 @@ from speculative.batch import verify_plan
 from speculative.config import EngineStatus, ModelInfo
 from speculative.detokenizer import Detokenizer
 from speculative.drafters.base import Drafter, VerifiedTokens, window_start
-from speculative.errors import ContextLengthError, InvalidRequestError
+from speculative.errors import InvalidRequestError
 from speculative.grammar import Grammars
 from speculative.logprobs import text_logprobs, token_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
@@ -29,6 +29,7 @@ from speculative.scheduler import PrefillChunk, Scheduler
 from speculative.sequence import Sequence
 from speculative.timing import StepClock
 from speculative.tree import DraftTree
+from speculative.validation import check_request
 from speculative.verification import Acceptance, verify_tree
 
 
@@ -70,29 +71,9 @@ class Engine:
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError (ContextLengthError) for a request that cannot run."""
-        prompt, limit = request.prompt_token_ids, self.info.max_model_len
         if request.params.grammar is not None:
             self.check_grammar(request.params.grammar)
-        if not prompt:
-            raise InvalidRequestError("the prompt is empty", param="prompt")
-        biased = tuple(token for token, _ in request.params.logit_bias)
-        for name, tokens in (("prompt", prompt), ("stop_token_ids", request.params.stop_token_ids), ("logit_bias", biased)):
-            outside = next((token for token in tokens if not 0 <= token < self.info.vocab_size), None)
-            if outside is not None:
-                raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {self.info.vocab_size}", param=name)
-        if len(prompt) >= limit:
-            raise ContextLengthError(
-                # OpenAI's words, by which clients tell this error from others.
-                f"This model's maximum context length is {limit} tokens. However, your prompt is too long: it has {len(prompt)}.",
-                param="prompt",
-            )
-        wanted = request.params.max_tokens
-        if wanted is not None and len(prompt) + wanted > limit:
-            raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens. However, your prompt has {len(prompt)} and max_tokens "
-                f"asks for {wanted} more. Shorten the prompt or ask for at most {limit - len(prompt)} tokens.",
-                param="max_tokens",
-            )
+        check_request(request, self.info)
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError for a grammar that cannot be followed; takes seconds for large ones. Any thread may ask."""

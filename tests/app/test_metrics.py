@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import ApiError
 from app.main import create_app
-from app.metrics import ERROR_CODES, Metrics
+from app.metric_names import ERROR_CODES
+from app.metrics import Metrics
 from app.recording import FLUSH_S, POSITIONS
 from app.settings import Settings
 from speculative.errors import EngineStepError
