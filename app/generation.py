@@ -148,7 +148,8 @@ async def _run_one(serving: Serving, request: Request, places: Places, index: in
             async for output in outputs:
                 places.read(index)
                 recorder.output(output)
-                generated += output.new_token_ids
+                if serving.conversations is not None:
+                    generated += output.new_token_ids
                 if output.finish_reason == "error":
                     raise EngineStepError(f"request {request.request_id} failed in the engine")
                 if output.finish_reason == "abort":
