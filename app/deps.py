@@ -68,11 +68,7 @@ class Serving:
         """An engine, as ``settings`` say that it is to be served; raises SettingsError where they cannot be followed here."""
         admission = Admission(settings.max_num_seqs, settings.max_queue_requests, settings.max_queue_tokens)
         metrics = Metrics(vllm_names=settings.vllm_metric_names)
-
-        def model_name() -> str:
-            return settings.served_model_name or engine.info.name
-
-        stores = Stores.of(settings, metrics.store_observer(model_name))
+        stores = Stores.of(settings, metrics.store_observer(lambda: _model_name(settings, engine)))
         blocks = stores.blocks if settings.prefix_cache_tokens != 0 else None
         conversations = Conversations(engine, blocks) if blocks is not None else None
         tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
@@ -91,7 +87,11 @@ class Serving:
 
     def model_name(self) -> str:
         """The name clients use for the loaded model."""
-        return self.settings.served_model_name or self.engine.info.name
+        return _model_name(self.settings, self.engine)
+
+
+def _model_name(settings: Settings, engine: ServingEngine) -> str:
+    return settings.served_model_name or engine.info.name
 
 
 async def _serving(connection: HTTPConnection) -> Serving:

@@ -167,7 +167,12 @@ class AsyncEngine:
         answer: asyncio.Future[list[Contents]] = asyncio.get_running_loop().create_future()
 
         def read(engine: Engine) -> None:
-            self._call(_answer, answer, engine.prefixes.read(keys, first))
+            try:
+                found = engine.prefixes.read(keys, first)
+            except Exception:  # what is only to be stored must not end the engine
+                logger.exception("blocks could not be read")
+                found = []
+            self._call(_answer, answer, found)
 
         self._commands.put(read)
         contents = await answer
@@ -181,7 +186,14 @@ class AsyncEngine:
         prefixes = self._loaded_engine().prefixes
         contents = await asyncio.to_thread(lambda: [unpack(each) for each in blocks])
         prefixes.check(contents)
-        self._commands.put(lambda engine: engine.prefixes.add(keys, contents))
+
+        def add(engine: Engine) -> None:
+            try:
+                engine.prefixes.add(keys, contents)
+            except Exception:
+                logger.exception("blocks could not be kept")
+
+        self._commands.put(add)
 
     def _loaded_engine(self) -> Engine:
         if self._engine is None:
