@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from models.attention import AttentionPlan
 from models.digest import digest_weights
 from models.kv_cache import KVWindow
-from models.llama import CompiledGraph, Llama
+from models.llama import Llama
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 """Marks a size that may differ from call to call; which of them are equal, the trace finds out."""
@@ -81,19 +81,6 @@ def compile_graph(graph: Graph, path: Path) -> None:
             exported = torch.export.export(graph.module, graph.examples, dynamic_shapes=graph.dynamic_shapes)
             torch._inductor.aoti_compile_and_package(exported, package_path=str(temporary))
         temporary.replace(path)
-
-
-def load_graph(path: Path) -> CompiledGraph:
-    """A compiled graph as a function from its inputs' tensors to its outputs', both in a flat list; what it writes to is dense."""
-    # The package's own call parses its structure from JSON every time, which takes longer than a drafted level.
-    run = torch._inductor.aoti_load_package(str(path)).loader.run
-
-    def graph(inputs: list[Tensor]) -> list[Tensor]:
-        # It was traced with dense inputs, takes all for such, and does not check.
-        outputs: list[Tensor] = run([tensor.contiguous() for tensor in inputs])
-        return outputs
-
-    return graph
 
 
 @contextlib.contextmanager

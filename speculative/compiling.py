@@ -16,13 +16,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO
+from typing import IO, Final
 
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from models.compiled import DYNAMIC, Graph, compile_graph, decoder_graph, default_cache, fingerprint, load_graph
+from models.compiled import DYNAMIC, Graph, compile_graph, decoder_graph, default_cache, fingerprint
+from models.graph_runner import build_runner, load_graph, load_long_graph, runner_fingerprint
 from models.llama import Llama
 from speculative.batch import TreeLayout
 from speculative.config import EngineConfig
@@ -32,6 +33,9 @@ from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.sampling import argmax
+
+RUNNER: Final = "runner"
+"""Names the library that runs long graphs, among the graphs."""
 
 
 class _Head(nn.Module):
@@ -49,12 +53,14 @@ class _Head(nn.Module):
 def compile_engine(engine: Engine, config: EngineConfig) -> None:
     """Let an engine run on compiled graphs; raises EngineLoadError when compilation fails."""
     cache = default_cache()
-    paths = {graph.name: _path(cache, graph) for graph in _graphs(engine)}
-    missing = [name for name, path in paths.items() if not path.exists()]
+    runner = _runner(cache)
+    packages = {graph.name: _package(cache, graph) for graph in _graphs(engine)}
+    missing = [name for name, path in {**packages, RUNNER: runner}.items() if not path.exists()]
     if missing:
         _compile_apart(config, cache, missing)
-    loaded = {name: load_graph(path) for name, path in paths.items()}
-    engine.target.compiled = loaded.pop("decoder")
+    # Prompts are read in one call that takes tens of milliseconds.
+    engine.target.compiled = load_long_graph(packages.pop("decoder"), runner)
+    loaded = {name: load_graph(package) for name, package in packages.items()}
     engine.compiled = {name: loaded.pop(name) for name in ("head", "layout")}
     drafter = innermost(engine.drafter)
     if isinstance(drafter, MoADrafter):
@@ -77,8 +83,12 @@ def _graphs(engine: Engine) -> list[Graph]:
     return graphs
 
 
-def _path(cache: Path, graph: Graph) -> Path:
+def _package(cache: Path, graph: Graph) -> Path:
     return cache / f"{graph.name}-{fingerprint(graph)}.pt2"
+
+
+def _runner(cache: Path) -> Path:
+    return cache / f"{RUNNER}-{runner_fingerprint()}.so"
 
 
 def _compile_apart(config: EngineConfig, cache: Path, names: list[str]) -> None:
@@ -135,10 +145,13 @@ def main() -> None:
     # Compilers print too; standard output is for names.
     done, sys.stdout = sys.stdout, sys.stderr
     graphs = {graph.name: graph for graph in _graphs(load_uncompiled(EngineConfig(**json.loads(sys.stdin.readline()))))}
-    for line in sys.stdin:
-        graph = graphs[line.strip()]
-        compile_graph(graph, _path(Path(sys.argv[1]), graph))
-        print(graph.name, file=done, flush=True)
+    cache = Path(sys.argv[1])
+    for name in map(str.strip, sys.stdin):
+        if name == RUNNER:
+            build_runner(_runner(cache))
+        else:
+            compile_graph(graphs[name], _package(cache, graphs[name]))
+        print(name, file=done, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,58 @@
+"""Loads compiled graphs, and lets other threads of Python go on while long ones run."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.llama import CompiledGraph
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def runner_fingerprint() -> str:
+    """Identifies the library that ``build_runner`` makes: its source, PyTorch and the CPU."""
+    machine = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    return hashlib.sha256(machine.encode() + SOURCE.read_bytes()).hexdigest()[:24]
+
+
+def build_runner(path: Path) -> None:
+    """Compile the library that runs graphs to ``path``; some seconds."""
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        builder = CppBuilder("runner", [str(SOURCE)], CppTorchOptions(), folder)
+        builder.build()
+        Path(builder.get_target_file_path()).replace(path)
+
+
+def load_graph(package: Path) -> CompiledGraph:
+    """A compiled graph as a function from its inputs' tensors to its outputs', both in a flat list; what it writes to is dense.
+
+    It keeps the interpreter's lock: for graphs that take a millisecond or less, since letting go of it takes 40 µs.
+    """
+    # The package's own call parses its structure from JSON every time, which takes longer than a drafted level.
+    return _of_dense(torch._inductor.aoti_load_package(str(package)).loader.run)
+
+
+def load_long_graph(package: Path, runner: Path) -> CompiledGraph:
+    """The same, but other threads go on while it runs; ``runner`` is what ``build_runner`` made."""
+    try:
+        graph_class = torch.classes.moaserve.Graph
+    except RuntimeError:  # not registered yet; the same library at another path must not do it again, which ends the process
+        torch.classes.load_library(str(runner))
+        graph_class = torch.classes.moaserve.Graph
+    return _of_dense(graph_class(str(package)).run)
+
+
+def _of_dense(run: CompiledGraph) -> CompiledGraph:
+    # It was traced with dense inputs, takes all for such, and does not check.
+    def graph(inputs: list[Tensor]) -> list[Tensor]:
+        return run([tensor.contiguous() for tensor in inputs])
+
+    return graph
