@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from speculative.config import EngineConfig, EngineStatus, ModelInfo
 from speculative.engine import Engine
 from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
-from speculative.kv_bytes import Contents, pack, unpack
+from speculative.kv_bytes import Contents
 from speculative.request import FinishReason, Grammar, Request, RequestOutput, RequestStats
 
 logger = logging.getLogger("moaserve.engine")
@@ -164,19 +164,20 @@ class AsyncEngine:
         """The leading blocks that are kept, from the one numbered ``first`` on, for ``write_blocks`` of an engine like this one."""
         if not self.alive:
             raise EngineNotReadyError("the engine is not running")
-        answer: asyncio.Future[list[Contents]] = asyncio.get_running_loop().create_future()
+        prefixes = self._loaded_engine().prefixes
+        answer: asyncio.Future[Contents] = asyncio.get_running_loop().create_future()
 
         def read(engine: Engine) -> None:
             try:
                 found = engine.prefixes.read(keys, first)
             except Exception:  # what is only to be stored must not end the engine
                 logger.exception("blocks could not be read")
-                found = []
+                found = engine.prefixes.read([])
             self._call(_answer, answer, found)
 
         self._commands.put(read)
         contents = await answer
-        return await asyncio.to_thread(lambda: [pack(each) for each in contents])
+        return await asyncio.to_thread(prefixes.format.pack, contents)
 
     async def write_blocks(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
         """Keep what another engine has computed: the contents of the last of a text's ``keys``; the others are known already.
@@ -184,8 +185,7 @@ class AsyncEngine:
         Requests that begin after this find them. Raises InvalidBlockError.
         """
         prefixes = self._loaded_engine().prefixes
-        contents = await asyncio.to_thread(lambda: [unpack(each) for each in blocks])
-        prefixes.check(contents)
+        contents = await asyncio.to_thread(prefixes.format.unpack, blocks)
 
         def add(engine: Engine) -> None:
             try:
@@ -274,6 +274,6 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _answer(future: asyncio.Future[list[Contents]], contents: list[Contents]) -> None:
+def _answer(future: asyncio.Future[Contents], contents: Contents) -> None:
     if not future.done():  # who asked may have gone
         future.set_result(contents)

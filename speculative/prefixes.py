@@ -8,8 +8,7 @@ from itertools import takewhile
 from models.kv_blocks import KVBlocks
 from models.kv_cache import KVCache
 from speculative.drafters.base import window_start
-from speculative.errors import InvalidBlockError
-from speculative.kv_bytes import Contents
+from speculative.kv_bytes import BlockFormat, Contents
 from speculative.prefix_cache import BLOCK_TOKENS, PrefixCache, extend_keys
 from speculative.sequence import Sequence
 
@@ -23,6 +22,7 @@ class Prefixes:
     def __init__(self, caches: Many[KVCache], num_tokens: int, window: int | None) -> None:
         self.index = PrefixCache(num_tokens // BLOCK_TOKENS)
         self._blocks = KVBlocks(caches, self.index.num_blocks, BLOCK_TOKENS)
+        self.format = BlockFormat(self._blocks.empty_block())
         self._window = window
         self._drafter_keeps_rows = len(caches) > 1
 
@@ -52,28 +52,20 @@ class Prefixes:
             places, numbers = zip(*written, strict=True)
             self._blocks.store(sequence.slot, places, numbers)
 
-    def read(self, keys: Many[bytes], first: int = 0) -> list[Contents]:
+    def read(self, keys: Many[bytes], first: int = 0) -> Contents:
         """What the blocks of the leading ``keys`` hold, from the one numbered ``first`` on."""
         blocks = self.index.match(keys)[first:]
-        if not blocks:
-            return []
-        tensors = zip(*(each.unbind(0) for each in self._blocks.read([block.number for block in blocks])), strict=True)
-        return [Contents(tuple(rows), block.drafted) for rows, block in zip(tensors, blocks, strict=True)]
+        return Contents(tuple(self._blocks.read([block.number for block in blocks])), tuple(block.drafted for block in blocks))
 
-    def check(self, contents: Many[Contents]) -> None:
-        """Raise InvalidBlockError for contents that are not of an engine like this one. Any thread may ask."""
-        if not all(self._blocks.fits(each.rows) for each in contents):
-            raise InvalidBlockError("these blocks are of another model, drafter or format")
-
-    def add(self, keys: Many[bytes], contents: Many[Contents]) -> None:
+    def add(self, keys: Many[bytes], contents: Contents) -> None:
         """Keep what ``read`` gave elsewhere of a text's blocks: of the last ``keys``, those before which must be kept already."""
-        first = len(keys) - len(contents)
+        first = len(keys) - len(contents.drafted)
         if len(self.index.match(keys[:first])) < first:
             return  # they have just given way to others
-        written = self.index.insert(keys, [*[False] * first, *(each.drafted for each in contents)])
+        written = self.index.insert(keys, [*[False] * first, *contents.drafted])
         if written:
             places, numbers = zip(*written, strict=True)
-            self._blocks.write(numbers, [contents[place - first].rows for place in places])
+            self._blocks.write(numbers, contents.rows, [place - first for place in places])
 
     def _drafted_from(self, sequence: Sequence) -> int:
         """The first position whose rows are complete."""

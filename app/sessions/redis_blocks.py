@@ -17,7 +17,8 @@ MOST_ASKED: Final = 256
 class RedisBlocks:
     """A BlockStore of at most ``most_bytes`` bytes of all servers together, the last used; each is kept ``seconds`` after that.
 
-    ``get`` and ``known`` take at most the connection's timeout; ``get`` gives what has come until then.
+    ``get`` and ``known`` take at most the connection's timeout; ``get`` gives what has come until then. It asks for as many blocks
+    at once as make some MiB, as far as their size is known, and for a few where nothing is.
     """
 
     def __init__(
@@ -26,21 +27,21 @@ class RedisBlocks:
         self._patience = connection.timeout
         self._observer = observer or Unobserved()
         self._values = RedisValues(connection, prefix, "block", seconds, most_bytes, observer=observer)
+        self._asked = FIRST_ASKED
 
     async def get(self, keys: Sequence[str]) -> list[bytes]:
-        """As in BlockStore. A few blocks are asked for first, then as many at once as make some MiB: a miss costs little."""
+        """As in BlockStore."""
         blocks: list[bytes] = []
         row = Row()
         ends = time.monotonic() + self._patience
-        asked = FIRST_ASKED
         with observed(self._observer, "get") as work:
             while (place := len(blocks)) < len(keys) and (left := ends - time.monotonic()) > 0:
-                names = keys[place : place + asked]
+                names = keys[place : place + self._asked]
                 blocks += await self._values.leading(names, row, place, left, lenient=place > 0)
+                if len(blocks) > place:
+                    self._asked = min(MOST_ASKED, max(1, CHUNK_BYTES // max(1, len(blocks[-1]))))
                 if len(blocks) < place + len(names):
                     break
-                mean = max(1, sum(map(len, blocks)) // len(blocks))
-                asked = min(MOST_ASKED, asked * 4, max(FIRST_ASKED, CHUNK_BYTES // mean))
             work.outcome = "hit" if blocks else "miss"
         return blocks
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from speculative.engine import Engine
 from speculative.errors import InvalidBlockError
-from speculative.kv_bytes import Contents, pack, unpack
+from speculative.kv_bytes import BlockFormat, Contents
 from speculative.prefix_cache import BLOCK_TOKENS, extend_keys
 from speculative.request import Request, RequestStats
 from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, request, run, tokens
@@ -122,9 +123,8 @@ def copied(source: Engine, destination: Engine, text: list[int]) -> None:
     """What one engine knows of a text, by way of bytes, in another."""
     keys: list[bytes] = []
     extend_keys(keys, text, "")
-    contents = [unpack(pack(each)) for each in source.prefixes.read(keys)]
-    destination.prefixes.check(contents)
-    destination.prefixes.add(keys[: len(contents)], contents)
+    contents = destination.prefixes.format.unpack(source.prefixes.format.pack(source.prefixes.read(keys)))
+    destination.prefixes.add(keys[: len(contents.drafted)], contents)
 
 
 @pytest.mark.parametrize("drafter", ["none", "moa", "entry and block", "eagle3", "independent"])
@@ -156,11 +156,23 @@ def test_a_fingerprint_names_target_and_drafter(make_engine: MakeEngine) -> None
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: b"", lambda data: b"\x00" * 64, lambda data: data[::-1]])
-def test_garbage_is_not_a_block(make_engine: MakeEngine, spoil) -> None:
-    data = pack(Contents((torch.zeros(2, 16, 4),), True))
-    assert unpack(data).drafted
+def test_garbage_is_not_a_block(spoil) -> None:
+    format_ = BlockFormat([torch.zeros(2, 16, 4)])
+    (data,) = format_.pack(Contents((torch.zeros(1, 2, 16, 4),), (True,)))
+    assert format_.unpack([data]).drafted == (True,)
     with pytest.raises(InvalidBlockError):
-        unpack(spoil(data))
+        format_.unpack([data, spoil(data)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_is_a_safetensors_file_and_comes_back_as_it_was(dtype: torch.dtype) -> None:
+    rows = tuple(torch.randn(3, layers, 16, width).to(dtype) for layers, width in ((2, 5), (1, 7)))
+    format_ = BlockFormat([each[0] for each in rows])
+    data = format_.pack(Contents(rows, (True, False, True)))
+    assert torch.equal(load(data[1])["1"], rows[1][1])
+    back = format_.unpack(data)
+    assert back.drafted == (True, False, True)
+    assert all(torch.equal(one, other) for one, other in zip(back.rows, rows, strict=True))
 
 
 def test_blocks_whose_beginning_is_gone_are_not_kept(make_engine: MakeEngine) -> None:
@@ -168,5 +180,5 @@ def test_blocks_whose_beginning_is_gone_are_not_kept(make_engine: MakeEngine) ->
     run(first, [request("a", SYSTEM, max_tokens=2, temperature=0.0)])
     keys: list[bytes] = []
     extend_keys(keys, SYSTEM, "")
-    second.prefixes.add(keys, first.prefixes.read(keys)[1:])
+    second.prefixes.add(keys, first.prefixes.read(keys, 1))
     assert second.prefixes.index.known(keys) == 0
