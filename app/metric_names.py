@@ -91,7 +91,7 @@ INFO: Final = (
     ("drafter", "dtype", "device", "max_model_len", "version"),
 )
 ENGINE_COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "engine_steps": ("Steps of the engine.", ()),
+    "engine_steps": ("Steps of the engine: a verification of all running requests, or prompts read.", ()),
     "engine_step_seconds": ("Seconds that the engine's steps took, by phase: prefill, draft, verify, commit.", ("phase",)),
 }
 COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {

@@ -61,6 +61,7 @@ class Engine:
         self.grammars = Grammars(tokenizer, info.vocab_size, sorted(eos_token_ids)) if tokenizer is not None else None
         self.clock = StepClock()
         self._shape: DraftShape | None = None
+        self._has_prefilled = False
         self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
         self.taps = self.drafter.taps if self.drafter is not None else ()
         drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
@@ -131,14 +132,16 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
-        """Advance every running request by one verification; the outputs of what was gained."""
+        """Read prompts, then advance every running request by one verification; the outputs of what was gained.
+
+        The first tokens of prompts that have been read come at once: the verification is then the next step.
+        """
         self.clock.begin()
-        for chunk in self.scheduler.schedule():
-            self._prefill(chunk)
-        outputs = self._end_those_without_room()
+        outputs = [] if self._has_prefilled else self._prefill()
+        self._has_prefilled = bool(outputs)
         self.clock.end("prefill")
         batch = list(self.scheduler.running)
-        if not batch:
+        if outputs or not batch:
             return outputs
         tree = self._draft(batch)
         self.clock.end("draft")
@@ -146,11 +149,23 @@ class Engine:
         accepted = self._accept(batch, tree, logits, best)
         self.clock.end("verify")
         logprobs = self._logprobs(batch, accepted, logits)
-        outputs += self._commit(batch, tree, accepted, logprobs, tapped)
+        outputs = self._commit(batch, tree, accepted, logprobs, tapped)
         self.clock.end("commit")
         return outputs
 
-    def _prefill(self, chunk: PrefillChunk) -> None:
+    def _prefill(self) -> list[RequestOutput]:
+        """Read a chunk of the prompts; the first tokens of those that end in it."""
+        outputs = []
+        for chunk in self.scheduler.schedule():
+            hidden = self._read(chunk)
+            if chunk.last:
+                self.prefixes.keep(chunk.sequence)
+                outputs.append(self._first_token(chunk.sequence, hidden[-1:]))
+        self._release_ended()
+        return outputs
+
+    def _read(self, chunk: PrefillChunk) -> Tensor:
+        """Run a stretch of a prompt through target and drafter; the target's hidden states [n, D]."""
         sequence = chunk.sequence
         token_ids = self._tensor(sequence.tokens[chunk.start : chunk.end])
         plan = prefill_plan(self.cache, self.target.config.groups, sequence.slot, chunk.start, chunk.end)
@@ -165,13 +180,17 @@ class Engine:
             first = max(0, window_start(sequence, self.drafter.window) - chunk.start)
             if first < len(token_ids):
                 self.drafter.extend(verified.only(slice(first, None)), self.cache)
-        if chunk.end == sequence.num_prompt_tokens - 1:
-            self.prefixes.keep(sequence)
+        return hidden
 
-    def _end_those_without_room(self) -> list[RequestOutput]:
-        """Requests that wanted nothing but their prompt read have it."""
-        full = [sequence for sequence in self.scheduler.running if len(sequence.tokens) >= sequence.max_length]
-        return [self._finish(sequence, sequence.finish("length")) for sequence in full]
+    def _first_token(self, sequence: Sequence, hidden: Tensor) -> RequestOutput:
+        """What the target says to a prompt, from its last hidden state [1, D]; nothing where only reading was asked for."""
+        if len(sequence.tokens) >= sequence.max_length:
+            return sequence.finish("length")
+        batch, tree = [sequence], DraftTree.empty(1)
+        logits, best = (each.unsqueeze(0) for each in self._choices(hidden))
+        accepted = self._accept(batch, tree, logits, best)
+        (logprobs,) = self._logprobs(batch, accepted, logits)
+        return sequence.append(accepted[0].tokens, 0, logprobs, self.eos_token_ids)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
         drafting = sum(sequence.speculative for sequence in batch)
@@ -187,12 +206,16 @@ class Engine:
         lengths = [sequence.num_computed for sequence in batch]
         plan = verify_plan(self.cache, self.target.config.groups, lengths, tree, self.compiled.get("layout"))
         hidden, tapped = self.target.forward_tapped(token_ids.flatten(), plan, self.cache, self.taps)
+        logits, best = self._choices(hidden)
+        return logits.unflatten(0, token_ids.shape), best.view(token_ids.shape), tapped
+
+    def _choices(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [n, D] -> logits [n, V] and each row's best token [n]."""
         if head := self.compiled.get("head"):
             logits, best = head([hidden])
-        else:
-            logits = self.target.logits(hidden)
-            best = argmax(logits)
-        return logits.unflatten(0, token_ids.shape), best.view(token_ids.shape), tapped
+            return logits, best
+        logits = self.target.logits(hidden)
+        return logits, argmax(logits)
 
     def _accept(self, batch: list[Sequence], tree: DraftTree, logits: Tensor, best: Tensor) -> list[Acceptance]:
         """The path that the target itself would have taken through each tree."""
@@ -229,11 +252,10 @@ class Engine:
         self._keep_paths(batch, tree, accepted, tapped)
         outputs = []
         for sequence, acceptance, drafted, told in zip(batch, accepted, tree.sizes, logprobs, strict=True):
+            sequence.num_target_calls += 1
             sequence.num_computed += len(acceptance.tokens)
             outputs.append(sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids))
-        for sequence in batch:
-            if sequence.finish_reason is not None:
-                self._release(sequence)
+        self._release_ended()
         return outputs
 
     def _keep_paths(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None) -> None:
@@ -269,6 +291,10 @@ class Engine:
     def _finish(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
         self._release(sequence)
         return output
+
+    def _release_ended(self) -> None:
+        for sequence in [each for each in self.scheduler.running if each.finish_reason is not None]:
+            self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.finish_reason != "error":

@@ -30,9 +30,9 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], count: int) -> list
 
 
 def text_logprobs(target: Llama, hidden: Tensor, following: Sequence[int], count: int) -> list[TokenLogprob]:
-    """As ``token_logprobs``, for a text's hidden states [n, D] and the n tokens ``following`` them: ``LOGPROB_ROWS`` at a time."""
+    """As ``token_logprobs``, for a text's hidden states [n, D] and the n or n − 1 tokens ``following``, in parts."""
     told: list[TokenLogprob] = []
     for start in range(0, len(following), LOGPROB_ROWS):
-        part = slice(start, start + LOGPROB_ROWS)
+        part = slice(start, min(start + LOGPROB_ROWS, len(following)))
         told += token_logprobs(target.logits(hidden[part]), following[part], count)
     return told

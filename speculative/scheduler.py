@@ -22,6 +22,11 @@ class PrefillChunk:
     start: int
     end: int
 
+    @property
+    def last(self) -> bool:
+        """Whether the prompt ends here."""
+        return self.end == self.sequence.num_prompt_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class SlotMove:
@@ -68,11 +73,10 @@ class Scheduler:
             if sequence is None:
                 break
             start = sequence.num_computed
-            end = min(len(sequence.tokens) - 1, start + budget)
-            if end > start:
-                budget -= end - start
-                yield PrefillChunk(sequence, start, end)
-            if end < len(sequence.tokens) - 1:
+            chunk = PrefillChunk(sequence, start, min(sequence.num_prompt_tokens, start + budget))
+            budget -= chunk.end - start
+            yield chunk
+            if not chunk.last:
                 break
             self.running.append(sequence)
             self.prefilling = None

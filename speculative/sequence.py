@@ -56,7 +56,7 @@ class Sequence:
     def append(
         self, tokens: tuple[int, ...], drafted: int, logprobs: list[TokenLogprob] | None, eos_token_ids: frozenset[int]
     ) -> RequestOutput:
-        """Take the tokens of one verification of ``drafted`` nodes, up to the first that ends the text, and publish them.
+        """Take the tokens of one pass over ``drafted`` nodes, up to the first that ends the text, and publish them.
 
         The last of ``tokens`` is the target's bonus token, those before it are accepted draft tokens.
         """
@@ -83,7 +83,8 @@ class Sequence:
             if self.finish_reason is not None:
                 break
         accepted = min(len(kept), len(tokens) - 1)
-        self._count_verification(drafted, accepted)
+        if drafted:
+            self._count_verification(drafted, accepted)
         if self.prediction is not None:
             self.prediction.follow(kept)
         reported = None if logprobs is None else tuple(logprobs[: len(kept)])
@@ -96,9 +97,6 @@ class Sequence:
         return RequestOutput(self.request.request_id, tokens, text, self.finish_reason, self.stats(), logprobs, of_prompt, accepted)
 
     def _count_verification(self, drafted: int, accepted: int) -> None:
-        self.num_target_calls += 1
-        if not drafted:
-            return
         self.num_drafts += 1
         self.num_draft_tokens += drafted
         self.num_accepted_draft_tokens += accepted

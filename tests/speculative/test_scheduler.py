@@ -23,10 +23,10 @@ def spans(scheduler: Scheduler) -> list[tuple[str, int, int]]:
     return run
 
 
-def test_a_prompt_is_prefilled_up_to_its_last_token() -> None:
+def test_a_prompt_is_prefilled_whole() -> None:
     scheduler = Scheduler(num_slots=2, prefill_chunk=100)
     scheduler.add(sequence("a", 10))
-    assert spans(scheduler) == [("a", 0, 9)]
+    assert spans(scheduler) == [("a", 0, 10)]
     assert [s.request.request_id for s in scheduler.running] == ["a"]
 
 
@@ -36,16 +36,18 @@ def test_long_prompts_come_in_chunks_and_the_next_fills_what_is_left() -> None:
     scheduler.add(sequence("short", 4))
     assert spans(scheduler) == [("long", 0, 8)]
     assert spans(scheduler) == [("long", 8, 16)]
-    assert spans(scheduler) == [("long", 16, 19), ("short", 0, 3)]
+    assert spans(scheduler) == [("long", 16, 20), ("short", 0, 4)]
     assert [s.slot for s in scheduler.running] == [0, 1]
     scheduler.check_integrity()
 
 
-def test_a_one_token_prompt_needs_no_prefill() -> None:
-    scheduler = Scheduler(num_slots=1, prefill_chunk=8)
-    scheduler.add(sequence("a", 1))
-    assert spans(scheduler) == []
-    assert len(scheduler.running) == 1
+def test_what_is_known_of_a_prompt_is_not_computed_again() -> None:
+    def know(sequence: Sequence) -> None:
+        sequence.num_computed = 6
+
+    scheduler = Scheduler(num_slots=1, prefill_chunk=8, admitted=know)
+    scheduler.add(sequence("a", 10))
+    assert spans(scheduler) == [("a", 6, 10)]
 
 
 def test_requests_wait_for_a_slot_in_order() -> None:
@@ -55,7 +57,7 @@ def test_requests_wait_for_a_slot_in_order() -> None:
     spans(scheduler)
     assert [s.request.request_id for s in scheduler.running] == ["a", "b"]
     scheduler.remove(scheduler.running[0])
-    assert spans(scheduler) == [("c", 0, 4)]
+    assert spans(scheduler) == [("c", 0, 5)]
 
 
 def test_the_last_sequence_moves_into_the_gap() -> None:
@@ -64,7 +66,7 @@ def test_the_last_sequence_moves_into_the_gap() -> None:
     for each in (a, b, c):
         scheduler.add(each)
     spans(scheduler)
-    assert scheduler.remove(a) == [SlotMove(2, 0, 4)]
+    assert scheduler.remove(a) == [SlotMove(2, 0, 5)]
     assert [s.request.request_id for s in scheduler.running] == ["c", "b"]
     assert scheduler.remove(b) == []
     scheduler.check_integrity()
@@ -76,8 +78,8 @@ def test_the_prefilling_sequence_follows_when_a_slot_below_it_is_freed() -> None
     scheduler.add(a)
     scheduler.add(long)
     spans(scheduler)
-    assert scheduler.prefilling is long and long.num_computed == 2
-    assert scheduler.remove(a) == [SlotMove(1, 0, 2)]
+    assert scheduler.prefilling is long and long.num_computed == 1
+    assert scheduler.remove(a) == [SlotMove(1, 0, 1)]
     assert long.slot == 0
     scheduler.check_integrity()
 

@@ -22,10 +22,12 @@ def test_the_trees_limits_are_those_of_the_latest_step(make_engine: MakeEngine) 
     engine = make_engine(draft_depth=3, draft_breadth=2, draft_nodes=5)
     assert (engine.status().draft_depth, engine.status().draft_nodes) == (0, 0)
     engine.add(request("a", [1, 2, 3], max_tokens=8))
+    engine.step()  # reads the prompt
     engine.step()
     assert (engine.status().draft_depth, engine.status().draft_nodes) == (3, 5)
     engine.abort("a")
     engine.add(request("b", [1, 2, 3], max_tokens=8, speculative=False))
+    engine.step()
     engine.step()
     assert (engine.status().draft_depth, engine.status().draft_nodes) == (0, 0)
 
