@@ -32,12 +32,13 @@ def prefill_plan(cache: KVCache, groups: int, slot: int, start: int, end: int) -
     return AttentionPlan(slot, 1, end - start, positions, cache.flat_row(slot, 0) + positions, mask)
 
 
-def decode_plan(cache: KVCache, groups: int, lengths: Sequence[int]) -> AttentionPlan:
-    """The newest tokens of slots 0 … B−1, whose caches hold ``lengths`` tokens, each going straight to its place in the text."""
+def decode_plan(cache: KVCache, groups: int, lengths: Sequence[int], first_slot: int = 0) -> AttentionPlan:
+    """The newest tokens of B slots from ``first_slot`` on, which hold ``lengths`` tokens, each going straight to its place."""
     batch, device = len(lengths), cache.data.device
     offsets = torch.tensor(lengths, device=device)
     mask = _text_mask(cache, span_of(cache, max(lengths) + 1), offsets.view(-1, 1, 1, 1).expand(-1, -1, groups, -1))
-    return AttentionPlan(0, batch, 1, offsets, cache.flat_rows(counting(batch, device), offsets), mask)
+    write = cache.flat_rows(counting(batch, device), offsets) + first_slot * cache.rows_per_slot
+    return AttentionPlan(first_slot, batch, 1, offsets, write, mask)
 
 
 def _text_mask(cache: KVCache, span: int, last: Tensor) -> Tensor:

@@ -9,14 +9,17 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from speculative.config import EngineConfig, EngineStatus, ModelInfo
 from speculative.engine import Engine
-from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
+from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError, InvalidRequestError
 from speculative.kv_bytes import Contents
-from speculative.request import FinishReason, Grammar, Request, RequestOutput, RequestStats
+from speculative.request import FinishReason, Grammar, OfferedTree, Request, RequestOutput, RequestStats
+
+T = TypeVar("T")
 
 logger = logging.getLogger("moaserve.engine")
 
@@ -156,6 +159,27 @@ class AsyncEngine:
         """End a request within one step; its stream, if still open, gets a last output with "abort"."""
         self._commands.put(lambda engine: self._abort(engine, request_id))
 
+    async def offer(self, request_id: str, tree: OfferedTree) -> None:
+        """Let a remote request go on with a tree; raises InvalidRequestError for one that cannot be verified.
+
+        What is gained comes with the outputs of ``generate``.
+        """
+        if not self.alive:
+            raise EngineNotReadyError("the engine is not running")
+        answer: asyncio.Future[InvalidRequestError | None] = asyncio.get_running_loop().create_future()
+
+        def offer(engine: Engine) -> None:
+            refused = None
+            try:
+                engine.offer(request_id, tree)
+            except InvalidRequestError as error:
+                refused = error
+            self._call(_answer, answer, refused)
+
+        self._commands.put(offer)
+        if (refused := await answer) is not None:
+            raise refused
+
     def known_blocks(self, keys: Sequence[bytes]) -> int:
         """How many of a text's leading blocks, by their keys (see ``prefix_cache``), need not be computed."""
         return self._loaded_engine().prefixes.index.known(keys)
@@ -274,6 +298,6 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _answer(future: asyncio.Future[Contents], contents: Contents) -> None:
+def _answer(future: asyncio.Future[T], result: T) -> None:
     if not future.done():  # who asked may have gone
-        future.set_result(contents)
+        future.set_result(result)

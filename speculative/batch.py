@@ -14,25 +14,33 @@ from speculative.tree import DraftTree, ancestors
 
 
 def verify_plan(
-    cache: KVCache, groups: int, lengths: list[int], tree: DraftTree, layout: CompiledGraph | None = None
+    cache: KVCache,
+    groups: int,
+    lengths: list[int],
+    tree: DraftTree,
+    layout: CompiledGraph | None = None,
+    first_slot: int = 0,
 ) -> AttentionPlan:
-    """The roots and draft nodes of slots 0 … B−1, whose caches hold ``lengths`` tokens.
+    """The roots and draft nodes of B slots from ``first_slot`` on, whose caches hold ``lengths`` tokens.
 
     A root alone goes straight to its place in the text; a tree goes to the slot's scratch rows until its path is known.
     ``layout`` stands in for ``TreeLayout`` where that is compiled.
     """
     if tree.num_rows == 1:
-        return decode_plan(cache, groups, lengths)
+        return decode_plan(cache, groups, lengths, first_slot)
+    first_row = first_slot * cache.rows_per_slot
     if any(tree.straight):
-        return _straight_plan(cache, groups, lengths, tree)
+        positions, write, mask = _straight_layout(cache, groups, lengths, tree)
+        return AttentionPlan(first_slot, len(lengths), tree.num_rows, positions, write + first_row, mask)
     device = cache.data.device
     columns = counting(span_of(cache, max(lengths)), device)
     inputs = [tree.parents.to(device), torch.tensor(lengths, device=device), columns]
     positions, write, mask = layout(inputs) if layout is not None else TreeLayout(cache, groups)(*inputs)
-    return AttentionPlan(0, len(lengths), tree.num_rows, positions.flatten(), write.flatten(), mask)
+    write = write.flatten() + first_row if first_row else write.flatten()
+    return AttentionPlan(first_slot, len(lengths), tree.num_rows, positions.flatten(), write, mask)
 
 
-def _straight_plan(cache: KVCache, groups: int, lengths: list[int], tree: DraftTree) -> AttentionPlan:
+def _straight_layout(cache: KVCache, groups: int, lengths: list[int], tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
     """Trees in scratch rows beside chains in their places, which see the text up to themselves."""
     device, rows, scratch = cache.data.device, tree.num_rows, cache.scratch
     seen = ancestors(tree.parents.to(device), rows)
@@ -48,8 +56,7 @@ def _straight_plan(cache: KVCache, groups: int, lengths: list[int], tree: DraftT
     ends = torch.where(straight, positions + 1, offsets).unsqueeze(-1)
     in_scratch = F.pad(seen, (0, max(0, scratch - rows)))[..., :scratch] & ~straight.unsqueeze(-1)
     allowed = torch.cat((in_scratch, columns < ends), dim=-1).repeat_interleave(groups, dim=1)
-    mask = additive(allowed.unsqueeze(1), cache.data.dtype)
-    return AttentionPlan(0, len(lengths), rows, positions.flatten(), write.flatten(), mask)
+    return positions.flatten(), write.flatten(), additive(allowed.unsqueeze(1), cache.data.dtype)
 
 
 class TreeLayout(nn.Module):

@@ -22,14 +22,14 @@ from speculative.logprobs import text_logprobs, token_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.prediction import Prediction
 from speculative.prefixes import Prefixes
-from speculative.request import Grammar, Request, RequestOutput, TokenLogprob
+from speculative.request import Grammar, OfferedTree, Request, RequestOutput, TokenLogprob
 from speculative.sampler import Sampler
 from speculative.sampling import argmax
 from speculative.scheduler import PrefillChunk, Scheduler
 from speculative.sequence import Sequence
 from speculative.timing import StepClock
 from speculative.tree import DraftTree
-from speculative.validation import check_request
+from speculative.validation import check_request, check_tree
 from speculative.verification import Acceptance, verify_tree
 
 
@@ -100,6 +100,17 @@ class Engine:
             )
         )
 
+    def offer(self, request_id: str, tree: OfferedTree) -> None:
+        """Let a remote request go on with a tree, from the next step on; raises InvalidRequestError.
+
+        What has been offered for the same length before is replaced.
+        """
+        sequence = self.scheduler.find(request_id)
+        if sequence is None:
+            raise InvalidRequestError(f"no request {request_id!r} is running: it has ended, or there was none", param="request_id")
+        check_tree(tree, sequence, self.info.vocab_size, self.cache.scratch - 1)
+        sequence.offered = tree
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once and free its slot; None when it is not running."""
         sequence = self.scheduler.find(request_id)
@@ -112,7 +123,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while any request is unfinished."""
+        """True while any request can go on; remote ones wait for their trees."""
         return self.scheduler.has_work
 
     def status(self) -> EngineStatus:
@@ -132,7 +143,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
-        """Read prompts, then advance every running request by one verification; the outputs of what was gained.
+        """Read prompts, then advance the running requests by one verification; the outputs of what was gained.
 
         The first tokens of prompts that have been read come at once: the verification is then the next step.
         """
@@ -140,12 +151,12 @@ class Engine:
         outputs = [] if self._has_prefilled else self._prefill()
         self._has_prefilled = bool(outputs)
         self.clock.end("prefill")
-        batch = list(self.scheduler.running)
+        batch = self.scheduler.batch()
         if outputs or not batch:
             return outputs
         tree = self._draft(batch)
         self.clock.end("draft")
-        logits, best, tapped = self._verify(batch, tree)
+        batch, tree, logits, best, tapped = self._verify(batch, tree)
         accepted = self._accept(batch, tree, logits, best)
         self.clock.end("verify")
         logprobs = self._logprobs(batch, accepted, logits)
@@ -193,21 +204,34 @@ class Engine:
         return sequence.append(accepted[0].tokens, 0, logprobs, self.eos_token_ids)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
-        drafting = sum(sequence.speculative for sequence in batch)
+        drafting = sum(sequence.drafts_here for sequence in batch)
         self._shape = shape = self.policy.shape(drafting) if self.drafter is not None else None
         if shape is None or self.drafter is None:
-            return DraftTree.empty(len(batch))
-        return self.drafter.propose(batch, shape, self.cache)
+            tree = DraftTree.empty(len(batch))
+        else:
+            tree = self.drafter.propose(batch, shape, self.cache)
+        offered = [sequence.offered for sequence in batch]
+        return tree.with_offered(offered, self.cache.scratch - 1) if any(offered) else tree
 
-    def _verify(self, batch: list[Sequence], tree: DraftTree) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One target pass over all roots and nodes: logits [B, N+1, V], each row's best token [B, N+1], what the drafter tapped."""
+    def _verify(self, batch: list[Sequence], tree: DraftTree) -> tuple[list[Sequence], DraftTree, Tensor, Tensor, Tensor | None]:
+        """One target pass over all roots and nodes.
+
+        The sequences that did not have to wait and their trees; logits [B, N+1, V] and each row's best token [B, N+1] of these, and
+        what the drafter tapped [B·(N+1), …].
+        """
         roots = self._tensor([sequence.tokens[-1:] for sequence in batch])
         token_ids = torch.cat((roots, tree.tokens.to(roots)), dim=1)
         lengths = [sequence.num_computed for sequence in batch]
-        plan = verify_plan(self.cache, self.target.config.groups, lengths, tree, self.compiled.get("layout"))
+        plan = verify_plan(self.cache, self.target.config.groups, lengths, tree, self.compiled.get("layout"), batch[0].slot)
         hidden, tapped = self.target.forward_tapped(token_ids.flatten(), plan, self.cache, self.taps)
+        ready = [index for index, sequence in enumerate(batch) if not sequence.waits]
+        if len(ready) < len(batch):
+            rows = torch.arange(len(token_ids.flatten()), device=token_ids.device).view(token_ids.shape)[ready].flatten()
+            hidden, tapped = hidden[rows], None if tapped is None else tapped[rows]
+            batch, tree = [batch[index] for index in ready], tree.only(ready)
         logits, best = self._choices(hidden)
-        return logits.unflatten(0, token_ids.shape), best.view(token_ids.shape), tapped
+        shape = (len(batch), tree.num_rows)
+        return batch, tree, logits.unflatten(0, shape), best.view(shape), tapped
 
     def _choices(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [n, D] -> logits [n, V] and each row's best token [n]."""
@@ -253,6 +277,7 @@ class Engine:
         outputs = []
         for sequence, acceptance, drafted, told in zip(batch, accepted, tree.sizes, logprobs, strict=True):
             sequence.num_target_calls += 1
+            sequence.offered = None
             sequence.num_computed += len(acceptance.tokens)
             outputs.append(sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids))
         self._release_ended()

@@ -94,7 +94,8 @@ class Request:
 
     Of waiting requests those with the lowest ``priority`` begin first, and among these the one that came first. ``prediction`` is
     what the caller expects to come, as far as that is known: it makes the answer come faster and no other. Only requests of equal
-    ``cache_salt`` share what is cached of their prompts.
+    ``cache_salt`` share what is cached of their prompts. The draft trees of a ``remote`` one come from outside (`OfferedTree`), and
+    its text does not go on until one has come.
     """
 
     request_id: str
@@ -103,6 +104,25 @@ class Request:
     priority: int = 0
     prediction: tuple[int, ...] = ()
     cache_salt: str = ""
+    remote: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTree:
+    """A draft tree from outside the engine, for a ``remote`` request whose text (prompt and output) has ``length`` tokens.
+
+    The text's last token is the root, in row 0. Node j stands in row j + 1 and ``parents`` holds rows, each before its children's.
+    Without nodes the text goes on by one token.
+    """
+
+    length: int
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node follows the one before it."""
+        return self.parents == tuple(range(len(self.parents)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,21 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True while any request is unfinished."""
-        return bool(self.waiting or self.prefilling or self.running)
+        """True while any request can go on."""
+        can_admit = bool(self.waiting) and len(self.running) < self.num_slots
+        return can_admit or self.prefilling is not None or any(not sequence.waits for sequence in self.running)
+
+    def batch(self) -> list[Sequence]:
+        """Who goes on in this step: running sequences in neighbouring slots, from the first to the last that can.
+
+        Those between them that wait for a tree take part and gain nothing, which costs less than closing gaps. Where drafts are
+        made here the first slot is among them, as drafters count from it.
+        """
+        ready = [sequence for sequence in self.running if not sequence.waits]
+        if not ready:
+            return []
+        first = 0 if any(sequence.drafts_here for sequence in ready) else ready[0].slot
+        return self.running[first : ready[-1].slot + 1]
 
     @property
     def num_active(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from speculative.detokenizer import Detokenizer
 from speculative.prediction import Prediction
-from speculative.request import FinishReason, Request, RequestOutput, RequestStats, TokenLogprob
+from speculative.request import FinishReason, OfferedTree, Request, RequestOutput, RequestStats, TokenLogprob
 from speculative.sampler import Sampler
 
 
@@ -17,7 +17,7 @@ class Sequence:
 
     ``tokens`` are prompt and output. The target's cache holds the first ``num_computed`` of them; once the prompt is prefilled
     that is all but the newest. ``num_cached`` of them were there before it began, and the drafter knows those from
-    ``drafter_start`` on. ``block_keys`` name its beginnings: see ``prefix_cache``.
+    ``drafter_start`` on. ``block_keys`` name its beginnings: see ``prefix_cache``. ``offered`` is the next tree of a remote one.
     """
 
     request: Request
@@ -26,6 +26,7 @@ class Sequence:
     detokenizer: Detokenizer
     tokens: list[int]
     prediction: Prediction | None = None
+    offered: OfferedTree | None = None
     slot: int = -1
     num_computed: int = 0
     num_cached: int = 0
@@ -50,8 +51,18 @@ class Sequence:
 
     @property
     def speculative(self) -> bool:
-        """Whether drafts are wanted."""
+        """Whether drafts are wanted, from here or elsewhere."""
         return self.request.params.speculative
+
+    @property
+    def drafts_here(self) -> bool:
+        """Whether drafts are wanted of the engine's own drafter."""
+        return self.speculative and not self.request.remote
+
+    @property
+    def waits(self) -> bool:
+        """Whether it cannot go on before a tree has come from outside."""
+        return self.request.remote and self.offered is None
 
     def append(
         self, tokens: tuple[int, ...], drafted: int, logprobs: list[TokenLogprob] | None, eos_token_ids: frozenset[int]

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from speculative.request import OfferedTree
+
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
@@ -46,14 +48,27 @@ class DraftTree:
 
     def with_chains(self, chains: list[list[int]]) -> DraftTree:
         """These trees, but chains in the place of those for which there is one."""
-        width = max(self.tokens.shape[1], *(len(chain) for chain in chains))
+        return self.with_trees([(chain, range(len(chain))) if chain else None for chain in chains])
+
+    def with_offered(self, offered: Sequence[OfferedTree | None], most: int) -> DraftTree:
+        """These trees, but offered ones for which there are; chains of more than ``most`` nodes go straight to their place."""
+        trees = self.with_trees([None if each is None else (each.tokens, each.parents) for each in offered])
+        straight = self.straight or (False,) * len(self.sizes)
+        long = [each is not None and len(each.tokens) > most for each in offered]
+        return trees.straightened([one or other for one, other in zip(straight, long, strict=True)])
+
+    def with_trees(self, trees: Sequence[tuple[Sequence[int], Sequence[int]] | None]) -> DraftTree:
+        """These trees, but others (tokens and parents) in the place of those for which there is one."""
         tokens, parents, sizes = self.tokens.tolist(), self.parents.tolist(), list(self.sizes)
-        for index, chain in enumerate(chains):
-            if chain:
-                tokens[index], parents[index], sizes[index] = chain, list(range(len(chain))), len(chain)
-        tokens, parents = ([row + [0] * (width - len(row)) for row in rows] for rows in (tokens, parents))
-        device = self.tokens.device
-        return DraftTree(torch.tensor(tokens, device=device), torch.tensor(parents, device=device), tuple(sizes))
+        for index, tree in enumerate(trees):
+            if tree is not None:
+                tokens[index], parents[index], sizes[index] = list(tree[0]), list(tree[1]), len(tree[0])
+        return replace(_padded(tokens, parents, sizes, self.tokens.device), straight=self.straight)
+
+    def only(self, rows: Sequence[int]) -> DraftTree:
+        """Some sequences' trees."""
+        straight = tuple(self.straight[row] for row in rows) if self.straight else ()
+        return DraftTree(self.tokens[rows], self.parents[rows], tuple(self.sizes[row] for row in rows), straight)
 
     def pruned(self, keep: Callable[[int, list[int], list[int]], Sequence[int]]) -> DraftTree:
         """These trees without the rows that are not kept.
@@ -68,15 +83,18 @@ class DraftTree:
             place = {0: 0} | {row: number for number, row in enumerate(rows, 1)}
             tokens.append([some[row - 1] for row in rows])
             parents.append([place[above[row - 1]] for row in rows])
-        sizes = tuple(map(len, tokens))
-        width, device = max(sizes, default=0), self.tokens.device
-        padded = [[row + [0] * (width - len(row)) for row in rows] for rows in (tokens, parents)]
-        both = torch.tensor(padded, dtype=torch.long, device=device).view(2, len(sizes), width)
-        return DraftTree(both[0], both[1], sizes)
+        return _padded(tokens, parents, list(map(len, tokens)), self.tokens.device)
 
     def straightened(self, straight: Sequence[bool]) -> DraftTree:
         """The same drafts, the chains among them that are told so going straight to their place."""
         return replace(self, straight=tuple(straight))
+
+
+def _padded(tokens: list[list[int]], parents: list[list[int]], sizes: list[int], device: torch.device) -> DraftTree:
+    width = max(map(len, tokens), default=0)
+    padded = [[row + [0] * (width - len(row)) for row in rows] for rows in (tokens, parents)]
+    both = torch.tensor(padded, dtype=torch.long, device=device).view(2, len(sizes), width)
+    return DraftTree(both[0], both[1], tuple(sizes))
 
 
 def ancestors(parents: Tensor, most: int) -> Tensor:

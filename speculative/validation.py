@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from speculative.config import ModelInfo
 from speculative.errors import ContextLengthError, InvalidRequestError
-from speculative.request import Request
+from speculative.request import OfferedTree, Request
+from speculative.sequence import Sequence
 
 
 def check_request(request: Request, info: ModelInfo) -> None:
@@ -30,3 +31,23 @@ def check_request(request: Request, info: ModelInfo) -> None:
             f"asks for {wanted} more. Shorten the prompt or ask for at most {limit - len(prompt)} tokens.",
             param="max_tokens",
         )
+
+
+def check_tree(tree: OfferedTree, sequence: Sequence, vocab_size: int, most: int) -> None:
+    """Raise InvalidRequestError unless a tree can be verified: of ``most`` nodes, or a chain of as many as there is room for."""
+    length, room = len(sequence.tokens), sequence.max_length - len(sequence.tokens) - 1
+    if not sequence.request.remote:
+        raise InvalidRequestError("this request's drafts are made here: it takes no trees", param="request_id")
+    if length == sequence.num_prompt_tokens:
+        raise InvalidRequestError("its prompt is still being read: trees hang from its first token on", param="length")
+    if tree.length != length:
+        raise InvalidRequestError(f"the text has {length} tokens, not {tree.length}: draft from its last one", param="length")
+    if len(tree.tokens) != len(tree.parents):
+        raise InvalidRequestError(f"{len(tree.tokens)} tokens have {len(tree.parents)} parents", param="parents")
+    allowed = max(most, room) if tree.is_chain else most
+    if len(tree.tokens) > allowed:
+        raise InvalidRequestError(f"the tree has {len(tree.tokens)} nodes; send at most {allowed}", param="tokens")
+    if not all(0 <= token < vocab_size for token in tree.tokens):
+        raise InvalidRequestError(f"a token of the tree is outside the vocabulary of {vocab_size}", param="tokens")
+    if not all(0 <= parent <= node for node, parent in enumerate(tree.parents)):
+        raise InvalidRequestError("each node's parent must stand before it", param="parents")

@@ -20,7 +20,7 @@ class GrammarDrafter(DrafterWrapper):
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """A chain for each sequence whose text is forced, the other's tree for the rest."""
         chains = [_forced(sequence)[: shape.nodes] for sequence in sequences]
-        if all(chain or not sequence.speculative for chain, sequence in zip(chains, sequences, strict=True)):
+        if all(chain or not sequence.drafts_here for chain, sequence in zip(chains, sequences, strict=True)):
             return DraftTree.from_chains(chains)
         tree = self.other.propose(sequences, shape, target_cache)
         if any(chains):
@@ -37,7 +37,7 @@ class GrammarDrafter(DrafterWrapper):
 
 def _forced(sequence: Sequence) -> list[int]:
     grammar = sequence.sampler.grammar
-    if grammar is None or grammar.ended or not sequence.speculative:
+    if grammar is None or grammar.ended or not sequence.drafts_here:
         return []
     tokens = grammar.forced()
     return tokens if len(tokens) >= WORTHWHILE else []

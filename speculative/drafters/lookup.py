@@ -67,8 +67,8 @@ class LookupDrafter(DrafterWrapper):
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """A chain for each sequence with a match, the other's tree for the rest."""
-        chains = [self._chain(sequence, shape.nodes) if sequence.speculative else [] for sequence in sequences]
-        if all(chain or not sequence.speculative for chain, sequence in zip(chains, sequences, strict=True)):
+        chains = [self._chain(sequence, shape.nodes) if sequence.drafts_here else [] for sequence in sequences]
+        if all(chain or not sequence.drafts_here for chain, sequence in zip(chains, sequences, strict=True)):
             return DraftTree.from_chains(chains)
         tree = self.other.propose(sequences, shape, target_cache)
         return tree.with_chains(chains) if any(chains) else tree

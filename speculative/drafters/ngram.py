@@ -29,7 +29,7 @@ class NgramDrafter:
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         """One chain per sequence, as long as the shape is deep; empty where nothing matches."""
         length = min(shape.depth, shape.nodes)
-        return DraftTree.from_chains([self._chain(sequence, length) if sequence.speculative else [] for sequence in sequences])
+        return DraftTree.from_chains([self._chain(sequence, length) if sequence.drafts_here else [] for sequence in sequences])
 
     def _chain(self, sequence: Sequence, length: int) -> list[int]:
         index = self._indices.setdefault(sequence.request.request_id, NgramIndex(self.min_order, self.max_order))

@@ -17,7 +17,7 @@ class PredictionDrafter(DrafterWrapper):
         chains = [_chain(sequence) for sequence in sequences]
         if not any(chains):
             return self.other.propose(sequences, shape, target_cache)
-        if all(chain or not sequence.speculative for chain, sequence in zip(chains, sequences, strict=True)):
+        if all(chain or not sequence.drafts_here for chain, sequence in zip(chains, sequences, strict=True)):
             tree = DraftTree.from_chains(chains)
         else:
             tree = self.other.propose(sequences, shape, target_cache).with_chains(chains)
@@ -25,7 +25,7 @@ class PredictionDrafter(DrafterWrapper):
 
 
 def _chain(sequence: Sequence) -> list[int]:
-    if sequence.prediction is None or not sequence.speculative:
+    if sequence.prediction is None or not sequence.drafts_here:
         return []
     # The last token of the room is the target's own.
     return sequence.prediction.draft(sequence.max_length - len(sequence.tokens) - 1)

@@ -94,7 +94,7 @@ class TreeDrafter(ABC):
             tokens, parents = best([*grown, rows])
         else:
             tokens, parents = best_tree(grown, rows)
-        return DraftTree(tokens, parents, tuple(count if sequence.speculative else 0 for sequence in sequences))
+        return DraftTree(tokens, parents, tuple(count if sequence.drafts_here else 0 for sequence in sequences))
 
 
 def frontier_plan(cache: KVCache, groups: int, level: Level, seen: Tensor) -> AttentionPlan:

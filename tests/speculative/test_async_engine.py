@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
 from speculative.async_engine import AsyncEngine
 from speculative.engine import Engine
-from speculative.errors import ContextLengthError, EngineLoadError, EngineNotReadyError, EngineStepError
+from speculative.errors import ContextLengthError, EngineLoadError, EngineNotReadyError, EngineStepError, InvalidRequestError
+from speculative.request import OfferedTree
 from tests.speculative.conftest import MakeEngine, request, run, tokens
 
 
@@ -65,6 +67,20 @@ async def test_cancelling_a_reader_aborts_its_request(engine: AsyncEngine) -> No
     with pytest.raises(asyncio.CancelledError):
         await task
     await until_idle(engine)
+
+
+async def test_a_remote_request_goes_on_with_what_is_offered(engine: AsyncEngine, make_engine: MakeEngine) -> None:
+    one = request("r", [1, 2, 3], max_tokens=12, temperature=0.9, seed=4)
+    (expected,) = tokens(run(make_engine(), [one])).values()
+    said: list[int] = []
+    async for output in engine.generate(replace(one, remote=True)):
+        said += output.new_token_ids
+        if output.finish_reason is None:
+            chain = expected[len(said) : len(said) + 2]
+            await engine.offer("r", OfferedTree(3 + len(said), tuple(chain), tuple(range(len(chain)))))
+    assert said == expected
+    with pytest.raises(InvalidRequestError, match="it has ended"):
+        await engine.offer("r", OfferedTree(15))
 
 
 async def test_draining_finishes_what_runs_and_takes_no_more(engine: AsyncEngine) -> None:

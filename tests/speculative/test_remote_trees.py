@@ -1,0 +1,139 @@
+"""Requests whose draft trees come from outside: the same tokens whatever comes and whenever, and nothing without."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from speculative.engine import Engine
+from speculative.errors import InvalidRequestError
+from speculative.request import OfferedTree, Request, RequestOutput
+from tests.speculative.conftest import N0, MakeEngine, request, run, tokens
+from tests.speculative.test_engine import mixed_requests
+
+
+def remote(each: Request) -> Request:
+    return replace(each, remote=True)
+
+
+def offered(chance: random.Random, length: int, following: list[int]) -> OfferedTree:
+    """A tree that holds some of what follows, at a random place among random tokens; sometimes a chain, sometimes nothing."""
+    nodes, parents, right = [], [], 0
+    for node in range(chance.choice([0, 1, 3, 8, 16])):
+        depth = sum(1 for _ in _above(parents, right)) if right else 0
+        if chance.random() < 0.6 and depth < len(following):
+            parents.append(right)
+            nodes.append(following[depth])
+            right = node + 1
+        else:
+            parents.append(chance.randint(0, node))
+            nodes.append(chance.randrange(160))
+    return OfferedTree(length, tuple(nodes), tuple(parents))
+
+
+def _above(parents: list[int], row: int):
+    while row:
+        yield row
+        row = parents[row - 1]
+
+
+def drive(engine: Engine, requests: list[Request], expected: dict[str, list[int]], chance: random.Random) -> dict[str, list[int]]:
+    """Run requests, offering trees at random times to those that are remote."""
+    outputs: dict[str, list[RequestOutput]] = {each.request_id: [] for each in requests}
+    for each in requests:
+        engine.add(each)
+    left = {each.request_id: each for each in requests}
+    while left:
+        for name, each in left.items():
+            said = tokens(outputs)[name]
+            if each.remote and said and chance.random() < 0.5:
+                engine.offer(name, offered(chance, len(each.prompt_token_ids) + len(said), expected[name][len(said) :]))
+        if engine.has_work:
+            for output in engine.step():
+                outputs[output.request_id].append(output)
+                if output.finish_reason is not None:
+                    del left[output.request_id]
+            engine.scheduler.check_integrity()
+    return tokens(outputs)
+
+
+@pytest.mark.parametrize("drafter", ["none", "moa", "entry and block", "eagle3"])
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_are_the_same_whatever_comes_and_beside_whomever(make_engine: MakeEngine, drafter: str, seed: int) -> None:
+    requests = mixed_requests()
+    expected = {name: ids for each in requests for name, ids in tokens(run(make_engine(N0, "none"), [each])).items()}
+    for share in (1.0, 0.5):
+        chance = random.Random(seed)
+        engine = make_engine(N0, drafter, max_num_seqs=4, prefill_chunk=16, prefix_cache_tokens=0)
+        mixed = [remote(each) if chance.random() < share else each for each in requests]
+        assert drive(engine, mixed, expected, chance) == expected
+
+
+def test_what_is_foretold_rightly_is_accepted_however_long(make_engine: MakeEngine) -> None:
+    one = request("a", [5, 9, 2], max_tokens=90, temperature=0.8, seed=3)
+    (expected,) = tokens(run(make_engine(N0, "none"), [one])).values()
+    engine = make_engine(N0, "none")
+    engine.add(remote(one))
+    (first,) = engine.step()
+    chain = expected[1:61]
+    engine.offer("a", OfferedTree(4, tuple(chain), tuple(range(60))))
+    (second,) = engine.step()
+    assert [*first.new_token_ids, *second.new_token_ids] == expected[:62]
+    assert second.num_accepted == 60
+
+
+def test_without_a_tree_nothing_goes_on(make_engine: MakeEngine) -> None:
+    engine = make_engine(N0, "moa", max_num_seqs=1)
+    for name in ("a", "b"):
+        engine.add(remote(request(name, [5, 9, 2], max_tokens=9, temperature=0.0)))
+    assert [output.request_id for output in engine.step()] == ["a"]
+    assert not engine.has_work and not engine.step()
+    assert engine.abort("a") is not None
+    assert engine.has_work
+    assert [output.request_id for output in engine.step()] == ["b"]
+
+
+def test_others_go_on_beside_one_that_waits(make_engine: MakeEngine) -> None:
+    waits, goes = request("a", [5, 9, 2], max_tokens=9, temperature=0.0), request("b", [7, 7], max_tokens=9, temperature=0.0)
+    engine = make_engine(N0, "moa")
+    engine.add(remote(waits))
+    engine.add(goes)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert [output.request_id for output in outputs].count("a") == 1
+    assert outputs[-1].request_id == "b" and outputs[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (OfferedTree(3), "4 tokens, not 3"),
+        (OfferedTree(5), "4 tokens, not 5"),
+        (OfferedTree(4, (1, 2), (0,)), "2 tokens have 1 parents"),
+        (OfferedTree(4, (160,), (0,)), "outside the vocabulary"),
+        (OfferedTree(4, (-1,), (0,)), "outside the vocabulary"),
+        (OfferedTree(4, (1, 2), (0, 2)), "parent must stand before"),
+        (OfferedTree(4, (1, 2), (0, -1)), "parent must stand before"),
+        (OfferedTree(4, (1,) * 40, (0,) * 40), "40 nodes; send at most"),
+        (OfferedTree(4, (1,) * 40, tuple(range(40))), "40 nodes; send at most"),
+    ],
+)
+def test_trees_that_cannot_be_verified_are_refused(make_engine: MakeEngine, tree: OfferedTree, message: str) -> None:
+    engine = make_engine(N0, "moa")
+    engine.add(remote(request("a", [5, 9, 2], max_tokens=30, temperature=0.0)))
+    engine.step()
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.offer("a", tree)
+    assert not engine.has_work
+
+
+def test_only_remote_requests_that_have_begun_take_trees(make_engine: MakeEngine) -> None:
+    engine = make_engine(N0, "moa")
+    engine.add(request("here", [5, 9, 2], max_tokens=30, temperature=0.0))
+    engine.add(remote(request("elsewhere", [5, 9, 2], max_tokens=30, temperature=0.0)))
+    for name, message in (("here", "takes no trees"), ("nobody", "no request 'nobody'"), ("elsewhere", "not 3")):
+        with pytest.raises(InvalidRequestError, match=message):
+            engine.offer(name, OfferedTree(3))
