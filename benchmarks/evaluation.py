@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
@@ -15,11 +16,14 @@ from benchmarks.decoding import Decoded, decode, decode_ratio
 from benchmarks.machine import Provenance, provenance
 from benchmarks.prompts import Prompt
 from models.kv_cache import KVCache
-from speculative.config import EngineConfig
+from speculative.config import EngineConfig, MemoryFormat
 from speculative.drafters.base import Drafter, VerifiedTokens
-from speculative.drafters.wrapper import DrafterWrapper
+from speculative.drafters.moa import MoADrafter
+from speculative.drafters.wrapper import DrafterWrapper, innermost
 from speculative.engine import Engine
+from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
+from speculative.remote.memory_codec import MemoryCodec
 from speculative.request import RequestStats, SamplingParams
 from speculative.sequence import Sequence as RunningSequence
 from speculative.tree import DraftTree
@@ -93,6 +97,29 @@ class TimedDrafter(DrafterWrapper):
         return tree
 
 
+class SentMemory(DrafterWrapper):
+    """Has a MoA drafter draft from memory that came over a network in ``format``, as in client-server mode.
+
+    What it notes of verified tokens is replaced by what arrives of it: CA's keys and values, and memory itself for an entry.
+    """
+
+    def __init__(self, other: Drafter, format: MemoryFormat) -> None:
+        super().__init__(other)
+        drafter = innermost(other)
+        if not isinstance(drafter, MoADrafter):
+            raise EngineLoadError(f"drafter {other.name} has no memory that could be sent: only a MoA drafter has")
+        codec = MemoryCodec.of(drafter.network.moa.config, format)
+        self._codecs = [codec.rows, *(() if codec.newest is None else (codec.newest,))]
+
+    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
+        """As in Drafter."""
+        super().extend(verified, target_cache)
+        for cache, codec in zip(self.caches[1:], self._codecs, strict=True):
+            rows = cache.flat_rows(verified.slots, verified.positions)
+            sent = cache.gather(rows)[:, 0]
+            cache.write(0, rows, codec.decode(codec.encode(sent)).to(sent))
+
+
 def shapes(config: EngineConfig) -> dict[str, EngineConfig]:
     """The ways of drafting that are compared: the configured tree, and a chain as deep."""
     return {"tree": config, "chain": replace(config, draft_breadth=1, draft_nodes=config.draft_depth)}
@@ -107,18 +134,29 @@ def evaluate(
     temperatures: Sequence[float],
     max_tokens: int,
     seed: int,
+    memory_formats: Sequence[MemoryFormat | None] = (None,),
     progress: Callable[[], None] = lambda: None,
 ) -> dict[Case, list[Run]]:
-    """All prompts for each drafter of ``configs``, shape and temperature; each run has a plain one beside it."""
+    """All prompts for each drafter of ``configs``, shape and temperature; each run has a plain one beside it.
+
+    With ``memory_formats`` all that again for each, with memory as it would be sent; None leaves it as it is.
+    """
     results: dict[Case, list[Run]] = {}
     for name, config in configs.items():
-        for shape in shape_names:
+        # An engine for each format: what one keeps of prompts the others would read.
+        for shape, memory in itertools.product(shape_names, memory_formats):
             engine = load(shapes(config)[shape])
             if engine.drafter is None:
                 raise ValueError(f"{name}: an engine without a drafter cannot be evaluated")
             engine.drafter = timed = TimedDrafter(engine.drafter)
+            if memory is not None:
+                engine.drafter = SentMemory(timed, memory)
             for temperature in temperatures:
-                case = Case(name, shape, "greedy" if temperature == 0 else f"temperature {temperature:g}")
+                case = Case(
+                    name if memory is None else f"{name} ({memory} memory)",
+                    shape,
+                    "greedy" if temperature == 0 else f"temperature {temperature:g}",
+                )
                 results[case] = list(_runs(engine, timed, prompts, temperature, max_tokens, seed, progress))
     return results
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from speculative.errors import EngineLoadError
 
 BUNDLED = "bundled"
 DType = Literal["auto", "float32", "bfloat16"]
 Compile = Literal["auto", "on", "off"]
+MemoryFormat = Literal["int8", "int4", "bfloat16"]
+"""How a drafter's memory is written where it travels: see `remote.memory_codec`."""
+MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 
 
 @dataclass(frozen=True, slots=True)

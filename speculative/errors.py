@@ -5,6 +5,8 @@ EngineError
 │   └── ContextLengthError     prompt (and max_tokens) do not fit the model's context
 ├── EngineLoadError            the model or drafter cannot be loaded
 ├── InvalidBlockError          a block of key-value cache is not one that this engine could have written
+├── InvalidMemoryError         bytes are no drafter memory of the agreed format
+├── ProtocolError              what a peer of the client-server protocol sent cannot be used
 ├── EngineNotReadyError        the model is still loading, or the engine is draining
 └── EngineStepError            a step failed; the requests in it ended with "error"
 """
@@ -34,6 +36,22 @@ class EngineLoadError(EngineError):
 
 class InvalidBlockError(EngineError):
     """A block of key-value cache is not one that this engine could have written."""
+
+
+class InvalidMemoryError(EngineError, ValueError):
+    """Bytes are no drafter memory of the agreed format, or numbers cannot be written in it."""
+
+
+class ProtocolError(EngineError, ValueError):
+    """What a peer sent cannot be used: ``code`` says how to a machine, the message names frame and field.
+
+    ``session`` is the one that the frame speaks of, where that much could be read and the fault is this session's alone; else the
+    connection is not worth keeping.
+    """
+
+    def __init__(self, code: str, message: str, *, session: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.session = code, session
 
 
 class EngineNotReadyError(EngineError):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from app.commands import loading, options, tables
+from speculative.config import MEMORY_FORMATS, MemoryFormat
 
 
 def evaluate(
@@ -29,6 +30,13 @@ def evaluate(
     shape: Annotated[
         list[str] | None,
         typer.Option(help="tree (as configured) or chain (one candidate at each depth). Give it again for both. (default: both)"),
+    ] = None,
+    memory_format: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Draft from memory as it would come over a network: int8, int4 or bfloat16; none: as it is. Give it again for more. "
+            "(default: none)"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and the plots.")] = None,
     model: options.Model = None,
@@ -56,6 +64,11 @@ def evaluate(
     for each in wanted:
         if each not in ("tree", "chain"):
             options.fail(f"--shape: tree or chain, not {each!r}", code=2)
+    known: dict[str, MemoryFormat | None] = {**{each: each for each in MEMORY_FORMATS}, "none": None}
+    formats = list(dict.fromkeys(memory_format or ["none"]))
+    for each in formats:
+        if each not in known:
+            options.fail(f"--memory-format: one of {', '.join(known)}, not {each!r}", code=2)
     if "none" in names.values():
         options.fail("--drafter none: plain decoding is measured beside every drafter anyway", code=2)
     # Of the drafters, each gets a configuration of its own.
@@ -71,7 +84,7 @@ def evaluate(
         tokenizer = loading.load_tokenizer(config.model)
         path = prompts or BUNDLED_PROMPTS
         selected = load_prompts(path, tokenizer, count=num_prompts, max_tokens=max_prompt_tokens, seed=seed)
-        total = len(configs) * len(wanted) * len(temperatures) * len(selected)
+        total = len(formats) * len(configs) * len(wanted) * len(temperatures) * len(selected)
         with typer.progressbar(length=total, label="decoding", show_pos=True) as bar:
             runs = measuring.evaluate(
                 load_engine,
@@ -81,6 +94,7 @@ def evaluate(
                 temperatures=temperatures,
                 max_tokens=max_tokens,
                 seed=seed,
+                memory_formats=[known[each] for each in formats],
                 progress=lambda: bar.update(1),
             )
     results = {case: measuring.by_source(each) for case, each in runs.items()}
@@ -93,6 +107,7 @@ def evaluate(
         "dtype": config.dtype,
         "compile": config.compile,
         "max_tokens": max_tokens,
+        "memory_formats": formats,
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(measuring.to_json(results, described) + "\n", encoding="utf-8")
