@@ -34,8 +34,8 @@ def evaluate(
     memory_format: Annotated[
         list[str] | None,
         typer.Option(
-            help="Draft from memory as it would come over a network: int8, int4 or bfloat16; none: as it is. Give it again for more. "
-            "(default: none)"
+            help="Draft from memory as it would come over a network: int8, int4 or bfloat16; none: as it is. Give it again for "
+            "more. (default: none)"
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and the plots.")] = None,
