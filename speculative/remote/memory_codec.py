@@ -63,6 +63,8 @@ class RowCodec:
         """
         if rows.dim() != 2 or rows.shape[1] != self.numbers:
             raise InvalidMemoryError(f"expected rows of {self.numbers} numbers, got a tensor of shape {list(rows.shape)}")
+        if not len(rows):
+            return b""
         groups = rows.detach().to("cpu", torch.float32).view(len(rows), self.groups, self.size)
         largest = groups.masked_fill(~groups.isfinite(), 0.0).abs().amax(-1, keepdim=True)
         groups = torch.minimum(torch.maximum(groups, -largest), largest).nan_to_num(nan=0.0)
@@ -86,21 +88,21 @@ class RowCodec:
             return torch.empty(0, self.numbers)
         raw = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
         if self.format == "bfloat16":
-            rows = raw.view(torch.bfloat16).float()
+            rows = raw.flatten().view(torch.bfloat16).float().view(-1, self.numbers)
             if not bool(rows.isfinite().all()):
                 raise InvalidMemoryError("bfloat16 memory holds a number that is not finite")
             return rows
         split = _SCALE_BYTES * self.groups
-        scales = raw[:, :split].contiguous().view(torch.float16).float()
+        scales = raw[:, :split].flatten().view(torch.float16).float()
         if not bool((scales.isfinite() & (scales >= 0)).all()):
             raise InvalidMemoryError(f"{self.format} memory holds a scale that is negative or not finite")
-        codes = raw[:, split:].contiguous().view(torch.int8) if self.format == "int8" else _unpack(raw[:, split:])
+        codes = raw[:, split:].view(torch.int8) if self.format == "int8" else _unpack(raw[:, split:])
         if bool((codes < -_LEVELS[self.format]).any()):
             raise InvalidMemoryError(f"{self.format} memory holds a number below -{_LEVELS[self.format]}")
         if bool(codes[:, self.numbers :].any()):
             raise InvalidMemoryError("the unused half of a row's last byte is not 0")
         codes = codes[:, : self.numbers]
-        return (codes.view(-1, self.groups, self.size).float() * scales.unsqueeze(-1)).view(-1, self.numbers)
+        return (codes.reshape(-1, self.groups, self.size).float() * scales.view(-1, self.groups, 1)).view(-1, self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
