@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from speculative.logprobs import text_logprobs, token_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.prediction import Prediction
 from speculative.prefixes import Prefixes
+from speculative.remote.memory import MemoryReader
 from speculative.request import Grammar, OfferedTree, Request, RequestOutput, TokenLogprob
 from speculative.sampler import Sampler
 from speculative.sampling import argmax
@@ -63,6 +65,7 @@ class Engine:
         self._shape: DraftShape | None = None
         self._has_prefilled = False
         self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
+        self.memory = MemoryReader.of(self.drafter)
         self.taps = self.drafter.taps if self.drafter is not None else ()
         drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
         self.cache = target.new_cache(max_num_seqs, max(1 + largest_shape.nodes, drafting), info.max_model_len)
@@ -75,6 +78,11 @@ class Engine:
         if request.params.grammar is not None:
             self.check_grammar(request.params.grammar)
         check_request(request, self.info)
+        if request.memory is not None and not (request.remote and request.params.speculative and self.memory):
+            raise InvalidRequestError(
+                "memory is for remote requests with drafts, and this engine needs a MoA drafter of N = 0 for it",
+                param="memory",
+            )
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError for a grammar that cannot be followed; takes seconds for large ones. Any thread may ask."""
@@ -148,7 +156,8 @@ class Engine:
         The first tokens of prompts that have been read come at once: the verification is then the next step.
         """
         self.clock.begin()
-        outputs = [] if self._has_prefilled else self._prefill()
+        verification_due = self._has_prefilled and bool(self.scheduler.batch())
+        outputs = [] if verification_due else self._prefill()
         self._has_prefilled = bool(outputs)
         self.clock.end("prefill")
         batch = self.scheduler.batch()
@@ -171,7 +180,9 @@ class Engine:
             hidden = self._read(chunk)
             if chunk.last:
                 self.prefixes.keep(chunk.sequence)
-                outputs.append(self._first_token(chunk.sequence, hidden[-1:]))
+                outputs.append(self._with_memory(chunk.sequence, self._first_token(chunk.sequence, hidden[-1:])))
+            elif self.memory is not None and (memory := self.memory.read(chunk.sequence)):
+                outputs.append(chunk.sequence.reading(memory))
         self._release_ended()
         return outputs
 
@@ -279,9 +290,16 @@ class Engine:
             sequence.num_target_calls += 1
             sequence.offered = None
             sequence.num_computed += len(acceptance.tokens)
-            outputs.append(sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids))
+            outputs.append(self._with_memory(sequence, sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids)))
         self._release_ended()
         return outputs
+
+    def _with_memory(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
+        """With what whoever drafts for a text elsewhere needs to go on."""
+        if self.memory is None or sequence.finish_reason is not None:
+            return output
+        memory = self.memory.read(sequence)
+        return output if memory is None else replace(output, memory=memory)
 
     def _keep_paths(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None) -> None:
         """Move accepted rows from scratch to their place in the text and let the drafter see them."""

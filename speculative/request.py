@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from speculative.config import MemoryFormat
 from speculative.errors import InvalidRequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -95,7 +96,8 @@ class Request:
     Of waiting requests those with the lowest ``priority`` begin first, and among these the one that came first. ``prediction`` is
     what the caller expects to come, as far as that is known: it makes the answer come faster and no other. Only requests of equal
     ``cache_salt`` share what is cached of their prompts. The draft trees of a ``remote`` one come from outside (`OfferedTree`), and
-    its text does not go on until one has come.
+    its text does not go on until one has come. Who drafts for it with the same drafter wants its ``memory`` in some format, from
+    position ``memory_from`` on.
     """
 
     request_id: str
@@ -105,6 +107,8 @@ class Request:
     prediction: tuple[int, ...] = ()
     cache_salt: str = ""
     remote: bool = False
+    memory: MemoryFormat | None = None
+    memory_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,15 @@ class OfferedTree:
     def is_chain(self) -> bool:
         """Whether each node follows the one before it."""
         return self.parents == tuple(range(len(self.parents)))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A drafter's memory from position ``first`` on, and the newest (empty without an entry): see `remote.memory_codec`."""
+
+    first: int
+    rows: bytes
+    newest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +198,8 @@ class RequestOutput:
     ``text_delta`` holds only text that no stop string can still take back, so it may lag behind ``new_token_ids``. ``logprobs``
     are of the new tokens, None unless asked for. The first output carries ``prompt_logprobs`` if those were: of the prompt's second
     token to its last. Of the new tokens the first ``num_accepted`` are accepted draft tokens; one after them is the target's own.
+    ``memory`` is what a remote request wants of it, of all tokens but the newest; while its prompt is read an output may hold
+    that alone.
     """
 
     request_id: str
@@ -195,3 +210,4 @@ class RequestOutput:
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     num_accepted: int = 0
+    memory: Memory | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speculative.detokenizer import Detokenizer
 from speculative.prediction import Prediction
-from speculative.request import FinishReason, OfferedTree, Request, RequestOutput, RequestStats, TokenLogprob
+from speculative.request import FinishReason, Memory, OfferedTree, Request, RequestOutput, RequestStats, TokenLogprob
 from speculative.sampler import Sampler
 
 
@@ -17,7 +17,8 @@ class Sequence:
 
     ``tokens`` are prompt and output. The target's cache holds the first ``num_computed`` of them; once the prompt is prefilled
     that is all but the newest. ``num_cached`` of them were there before it began, and the drafter knows those from
-    ``drafter_start`` on. ``block_keys`` name its beginnings: see ``prefix_cache``. ``offered`` is the next tree of a remote one.
+    ``drafter_start`` on. ``block_keys`` name its beginnings: see ``prefix_cache``. ``offered`` is the next tree of a remote one,
+    which has been sent memory up to ``memory_end``.
     """
 
     request: Request
@@ -27,6 +28,7 @@ class Sequence:
     tokens: list[int]
     prediction: Prediction | None = None
     offered: OfferedTree | None = None
+    memory_end: int = 0
     slot: int = -1
     num_computed: int = 0
     num_cached: int = 0
@@ -100,6 +102,10 @@ class Sequence:
             self.prediction.follow(kept)
         reported = None if logprobs is None else tuple(logprobs[: len(kept)])
         return self._output(tuple(kept), text, reported, accepted)
+
+    def reading(self, memory: Memory) -> RequestOutput:
+        """What there is to tell while the prompt is read."""
+        return replace(self._output((), ""), memory=memory)
 
     def _output(
         self, tokens: tuple[int, ...], text: str, logprobs: tuple[TokenLogprob, ...] | None = None, accepted: int = 0

@@ -43,8 +43,8 @@ class MoADrafter(TreeDrafter):
             if moa.entry is not None:
                 moa.entry.from_hidden.to(torch.bfloat16)
         self.network = MoANetwork(moa, target)
-        self.borrowed = moa.config.target_layer_inference
-        config = moa.config
+        self.config = config = moa.config
+        self.borrowed = config.target_layer_inference
         head_dim = config.target.head_dim
         block = moa.block
         if block is not None and shape.depth > block.size:
@@ -83,6 +83,13 @@ class MoADrafter(TreeDrafter):
         kv = target_cache.gather(target_cache.flat_rows(slots, positions))
         rows = tuple(each.flat_rows(slots, positions) for each in self.caches)
         self.network.remember(token_ids, positions, kv, hidden, self.caches, rows)
+
+    def memory(self, slot: int, first: int, end: int) -> tuple[Tensor, Tensor | None]:
+        """CA's keys and values [n, 2·n_kv·d] of positions ``first`` … ``end``, and with an entry the newest memory [1, E]."""
+        ca, *memories = self.caches[1:]
+        rows = ca.data[0, ca.flat_row(slot, first) : ca.flat_row(slot, end)]
+        newest = memories[0].flat_row(slot, end - 1) if memories else None
+        return rows, None if newest is None else memories[0].data[0, newest : newest + 1]
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """In a block no state; else the mask of the scratch row that is the root's own."""

@@ -6,11 +6,16 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
+from speculative.config import MemoryFormat
+from speculative.drafters.moa import MoADrafter
+from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import InvalidRequestError
+from speculative.remote.memory_codec import MemoryCodec
 from speculative.request import OfferedTree, Request, RequestOutput
-from tests.speculative.conftest import N0, MakeEngine, request, run, tokens
+from tests.speculative.conftest import N0, N1, MakeEngine, request, run, tokens
 from tests.speculative.test_engine import mixed_requests
 
 
@@ -134,6 +139,66 @@ def test_only_remote_requests_that_have_begun_take_trees(make_engine: MakeEngine
     engine = make_engine(N0, "moa")
     engine.add(request("here", [5, 9, 2], max_tokens=30, temperature=0.0))
     engine.add(remote(request("elsewhere", [5, 9, 2], max_tokens=30, temperature=0.0)))
-    for name, message in (("here", "takes no trees"), ("nobody", "no request 'nobody'"), ("elsewhere", "not 3")):
+    for name, message in (("here", "takes no trees"), ("nobody", "no request 'nobody'"), ("elsewhere", "still being read")):
         with pytest.raises(InvalidRequestError, match=message):
             engine.offer(name, OfferedTree(3))
+
+
+@pytest.mark.parametrize("drafter", ["moa", "block", "entry and block", "ablation"])
+@pytest.mark.parametrize("memory", ["bfloat16", "int8"])
+@pytest.mark.parametrize("window", [0, 4])
+def test_memory_comes_once_and_as_the_drafter_has_it(
+    make_engine: MakeEngine, drafter: str, memory: MemoryFormat, window: int
+) -> None:
+    requests = [replace(remote(each), memory=memory) for each in mixed_requests()]
+    expected = {name: ids for each in mixed_requests() for name, ids in tokens(run(make_engine(N0, "none"), [each])).items()}
+    engine = make_engine(N0, drafter, max_num_seqs=3, prefill_chunk=7, draft_window=window, prefix_cache_tokens=0)
+    kept = innermost(engine.drafter)
+    assert isinstance(kept, MoADrafter)
+    codec, chance = MemoryCodec.of(kept.config, memory), random.Random(0)
+    begin = {each.request_id: max(0, len(each.prompt_token_ids) - (window or 1000)) for each in requests}
+    outputs: dict[str, list[RequestOutput]] = {each.request_id: [] for each in requests}
+    for each in requests:
+        engine.add(each)
+    left = {each.request_id: each for each in requests}
+    while left:
+        for name, each in left.items():
+            if said := tokens(outputs)[name]:
+                engine.offer(name, offered(chance, len(each.prompt_token_ids) + len(said), expected[name][len(said) :]))
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+            if output.finish_reason is not None:
+                del left[output.request_id]
+            elif output.memory is not None:
+                name = output.request_id
+                sequence = engine.scheduler.find(name)
+                assert sequence is not None and output.memory.first == begin[name]
+                rows, newest = kept.memory(sequence.slot, begin[name], sequence.num_computed)
+                assert torch.equal(codec.rows.decode(output.memory.rows), codec.rows.decode(codec.rows.encode(rows)))
+                begin[name] = sequence.num_computed
+                assert (newest is None) == (output.memory.newest == b"")
+                if newest is not None and codec.newest is not None:
+                    assert output.memory.newest == codec.newest.encode(newest)
+    assert tokens(outputs) == expected
+
+
+def test_a_next_turn_has_what_is_cached_sent_too(make_engine: MakeEngine) -> None:
+    engine = make_engine(N0, "entry", draft_window=0)
+    text = list(range(3, 60))
+    run(engine, [request("a", text, max_tokens=4, temperature=0.0)])
+    for name, known in (("b", 0), ("c", 20)):
+        engine.add(replace(remote(request(name, [*text, 9], max_tokens=4, temperature=0.0)), memory="int8", memory_from=known))
+        (output,) = engine.step()
+        assert output.stats.cached_tokens == 48
+        assert output.memory is not None and output.memory.first == known
+        assert len(output.memory.rows) == (58 - known) * MemoryCodec.of(innermost(engine.drafter).config, "int8").bytes_per_token
+        engine.abort(name)
+
+
+def test_memory_is_refused_where_there_is_none(make_engine: MakeEngine) -> None:
+    one = replace(remote(request("a", [1, 2], max_tokens=4)), memory="int8")
+    for engine in (make_engine(N0, "none"), make_engine(N0, "eagle3"), make_engine(N1, "moa")):
+        with pytest.raises(InvalidRequestError, match="needs a MoA drafter of N = 0"):
+            engine.add(one)
+    with pytest.raises(InvalidRequestError, match="for remote requests"):
+        make_engine(N0, "moa").add(replace(one, remote=False))

@@ -1,0 +1,39 @@
+"""A drafter's memory for those who draft elsewhere: read where the engine has computed it."""
+
+from __future__ import annotations
+
+from speculative.config import MEMORY_FORMATS
+from speculative.drafters.base import Drafter, window_start
+from speculative.drafters.moa import MoADrafter
+from speculative.drafters.wrapper import innermost
+from speculative.remote.memory_codec import MemoryCodec
+from speculative.request import Memory
+from speculative.sequence import Sequence
+
+
+class MemoryReader:
+    """Hands out what ``drafter`` remembers of texts, each row once."""
+
+    def __init__(self, drafter: MoADrafter) -> None:
+        self._drafter = drafter
+        self._codecs = {format: MemoryCodec.of(drafter.config, format) for format in MEMORY_FORMATS}
+
+    @classmethod
+    def of(cls, drafter: Drafter | None) -> MemoryReader | None:
+        """None for a drafter that has no memory, or borrows layers of the target, which nobody has elsewhere."""
+        moa = innermost(drafter)
+        return cls(moa) if isinstance(moa, MoADrafter) and not moa.borrowed else None
+
+    def read(self, sequence: Sequence) -> Memory | None:
+        """What is known of a text and has not been read before; None for a request that wants no memory."""
+        wanted = sequence.request.memory
+        if wanted is None:
+            return None
+        first = max(sequence.memory_end, sequence.request.memory_from, window_start(sequence, self._drafter.window))
+        if first >= sequence.num_computed:
+            return None
+        rows, newest = self._drafter.memory(sequence.slot, first, sequence.num_computed)
+        sequence.memory_end = sequence.num_computed
+        codec = self._codecs[wanted]
+        last = codec.newest.encode(newest) if codec.newest is not None and newest is not None else b""
+        return Memory(first, codec.rows.encode(rows), last)
