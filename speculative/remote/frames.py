@@ -45,14 +45,14 @@ class Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A piece of a frame."""
 
 
-class GrammarPart(Part):
+class GrammarPart(Part, frozen=True):
     """As in `speculative.request`."""
 
     kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
     source: str
 
 
-class Sampling(Part):
+class Sampling(Part, frozen=True):
     """`speculative.request.SamplingParams`, field by field."""
 
     max_tokens: Unsigned | None = None
@@ -88,7 +88,7 @@ class Sampling(Part):
         return SamplingParams(**{**values, "grammar": None if grammar is None else Grammar(grammar.kind, grammar.source)})
 
 
-class ServerLimits(Part):
+class ServerLimits(Part, frozen=True):
     """What a server takes: see `protocol.Limits`; an ended or idle session is forgotten after ``idle_seconds``."""
 
     frame_bytes: Unsigned
@@ -99,7 +99,7 @@ class ServerLimits(Part):
     idle_seconds: Annotated[float, Meta(ge=0)]
 
 
-class Model(Part):
+class Model(Part, frozen=True):
     """What an edge needs to know of the model and of the memory that it will be sent.
 
     ``eos_token_ids`` are packed. ``row_bytes`` of memory come for each verified token, and ``newest_bytes`` for the last one (0
@@ -114,7 +114,7 @@ class Model(Part):
     newest_bytes: Unsigned
 
 
-class Logprob(Part):
+class Logprob(Part, frozen=True):
     """As TokenLogprob in `speculative.request`."""
 
     token_id: Unsigned
@@ -122,7 +122,7 @@ class Logprob(Part):
     top: Annotated[tuple[tuple[Unsigned, float], ...], Meta(max_length=20)] = ()
 
 
-class Stats(Part):
+class Stats(Part, frozen=True):
     """What an edge cannot know by itself.
 
     ``server_seconds`` went by at the server from the frame that this answers to this one, so the rest of what the edge waited is
@@ -150,7 +150,7 @@ class Hello(Struct, frozen=True, array_like=True, tag=1):
     padding: Padding = 0
 
 
-class Open(Part, tag=2):
+class Open(Part, frozen=True, tag=2):
     """Begin a text.
 
     Behind the ``prompt`` stands ``output``, tokens that are taken as they are and count as output: what an edge wrote alone, or
@@ -169,7 +169,7 @@ class Open(Part, tag=2):
     text_length: Unsigned = 0
 
 
-class Resume(Part, tag=3):
+class Resume(Part, frozen=True, tag=3):
     """Go on with a session of a lost connection, under a number of this one.
 
     The edge has the text's first ``length`` tokens, ``text_length`` characters of its output, and memory up to position
@@ -183,7 +183,7 @@ class Resume(Part, tag=3):
     text_length: Unsigned
 
 
-class Verify(Part, tag=4):
+class Verify(Part, frozen=True, tag=4):
     """A tree of drafted tokens that hangs at the text's first ``length`` tokens: its root is the last of these.
 
     ``parents`` holds a row for each of ``tokens``, 0 the root's, j + 1 node j's, a parent's below its children's
@@ -197,19 +197,19 @@ class Verify(Part, tag=4):
     parents: bytes = b""
 
 
-class Cancel(Part, tag=5):
+class Cancel(Part, frozen=True, tag=5):
     """The edge is done with a session, whether it has ended or not."""
 
     session: Unsigned
 
 
-class Ping(Part, tag=6):
+class Ping(Part, frozen=True, tag=6):
     """Asks for a Pong of the same number."""
 
     number: Unsigned
 
 
-class Pong(Part, tag=22):
+class Pong(Part, frozen=True, tag=22):
     """The answer to Ping."""
 
     number: Unsigned
@@ -224,7 +224,7 @@ class Welcome(Struct, frozen=True, array_like=True, tag=16):
     model: Model
 
 
-class Opened(Part, tag=17):
+class Opened(Part, frozen=True, tag=17):
     """A session has begun, or goes on: its text has ``length`` tokens, of which the first ``num_cached`` were known to the server.
 
     ``step`` is the last tree that was verified; 0 for none. ``seed`` is the one asked for, or drawn: by it a drafter adds the
@@ -239,7 +239,7 @@ class Opened(Part, tag=17):
     step: Unsigned = 0
 
 
-class Memory(Part, tag=18):
+class Memory(Part, frozen=True, tag=18):
     """Memory of the tokens from position ``first`` on; ``newest``, of the last of these, comes with the last chunk."""
 
     session: Unsigned
@@ -248,7 +248,7 @@ class Memory(Part, tag=18):
     newest: bytes = b""
 
 
-class Result(Part, tag=19):
+class Result(Part, frozen=True, tag=19):
     """What was gained by a step; the first, 0, is reading the prompt.
 
     ``tokens`` stand in the text from position ``first`` on; the first of them are those of the tree's rows in ``accepted``.
@@ -271,14 +271,14 @@ class Result(Part, tag=19):
     stats: Stats = Stats()
 
 
-class Closed(Part, tag=20):
+class Closed(Part, frozen=True, tag=20):
     """The server has forgotten a session, whose number is free again; "moved": it was resumed on another connection."""
 
     session: Unsigned
     reason: Literal["finished", "cancelled", "idle", "moved", "shutdown"]
 
 
-class Error(Part, tag=21):
+class Error(Part, frozen=True, tag=21):
     """Something cannot be done. With a ``session`` the fault is that session's alone; without, the connection is closed after it.
 
     ``step``: of the tree that was refused and is not verified, while the session goes on. ``retryable``: trying again later can

@@ -21,7 +21,8 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 def unpack_tokens(data: bytes) -> list[int]:
     """The inverse of ``pack_tokens``."""
-    return token_array(data).tolist()
+    token_ids: list[int] = token_array(data).tolist()
+    return token_ids
 
 
 def pack_rows(rows: Sequence[int]) -> bytes:
@@ -31,7 +32,8 @@ def pack_rows(rows: Sequence[int]) -> bytes:
 
 def unpack_rows(data: bytes) -> list[int]:
     """The inverse of ``pack_rows``."""
-    return row_array(data).tolist()
+    rows: list[int] = row_array(data).tolist()
+    return rows
 
 
 def token_array(data: bytes) -> npt.NDArray[np.uint32]:

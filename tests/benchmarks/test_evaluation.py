@@ -7,15 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from app.cli import cli
-from benchmarks.decoding import Decoded
-from benchmarks.evaluation import ALL, Run, by_source, evaluate, figures
+from benchmarks.decoding import Decoded, decode
+from benchmarks.evaluation import ALL, Run, SentMemory, by_source, evaluate, figures
 from benchmarks.prompts import Prompt
-from speculative.config import EngineConfig
+from speculative.config import EngineConfig, MemoryFormat
+from speculative.drafters.moa import MoADrafter
+from speculative.drafters.wrapper import innermost
+from speculative.errors import EngineLoadError
 from speculative.loading import load_engine
-from speculative.request import RequestStats
+from speculative.remote.memory_codec import MemoryCodec
+from speculative.request import RequestStats, SamplingParams
 from tests.speculative.conftest import N0
 
 CONFIG = EngineConfig(
@@ -77,6 +83,52 @@ def test_drafters_meet_the_same_prompts_in_every_way() -> None:
         assert pooled[ALL].tau_low <= pooled[ALL].tau <= pooled[ALL].tau_high
 
 
+@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"])
+def test_drafts_are_made_from_memory_as_it_arrives(format: MemoryFormat) -> None:
+    """CA's rows are those of an engine that sends nothing, less what the format loses; SA's, which an edge has, are the same."""
+    kept: list[list[Tensor]] = []
+    for sends in (False, True):
+        engine = load_engine(CONFIG)
+        assert engine.drafter is not None
+        if sends:
+            engine.drafter = SentMemory(engine.drafter, format)
+        decode(engine, PROMPTS[0], SamplingParams(max_tokens=8, temperature=0.0))
+        kept.append([cache.data[0, cache.scratch : cache.scratch + 9] for cache in engine.drafter.caches])
+    drafter = innermost(engine.drafter)
+    assert isinstance(drafter, MoADrafter)
+    codec = MemoryCodec.of(drafter.network.moa.config, format)
+    (tokens, memory, *_), (tokens_here, memory_arrived, *_) = kept
+    assert torch.equal(tokens_here, tokens) and memory.abs().sum() > 0
+    assert torch.equal(memory_arrived, codec.rows.decode(codec.rows.encode(memory)))
+    assert not torch.equal(memory_arrived, memory)
+
+
+def test_formats_of_memory_are_compared_side_by_side() -> None:
+    results = evaluate(
+        load_engine,
+        {"moa": CONFIG},
+        PROMPTS,
+        shape_names=["tree"],
+        temperatures=[0.0],
+        max_tokens=10,
+        seed=3,
+        memory_formats=[None, "int8"],
+    )
+    assert [case.drafter for case in results] == ["moa", "moa (int8 memory)"]
+    assert all(by_source(runs)[ALL].identical == 1.0 for runs in results.values()), "memory changes drafts, never the answer"
+    with pytest.raises(EngineLoadError, match="only a MoA drafter has"):
+        evaluate(
+            load_engine,
+            {"copies": replace(CONFIG, drafter="ngram")},
+            PROMPTS,
+            shape_names=["tree"],
+            temperatures=[0.0],
+            max_tokens=10,
+            seed=3,
+            memory_formats=["int8"],
+        )
+
+
 def invoke(*options: str) -> tuple[int, str]:
     result = CliRunner().invoke(cli, ["eval", *options], env={"COLUMNS": "200"})
     return result.exit_code, result.output
@@ -110,5 +162,7 @@ def test_the_command_prints_a_table_and_writes_figures_and_pictures(tmp_path: Pa
 
 def test_what_cannot_be_compared_is_refused_before_anything_is_loaded() -> None:
     assert invoke("--drafter", "ngram", "--shape", "bush") == (2, "moaserve: error: --shape: tree or chain, not 'bush'\n")
+    refused = (2, "moaserve: error: --memory-format: one of int8, int4, bfloat16, none, not 'int2'\n")
+    assert invoke("--drafter", "auto", "--memory-format", "int2") == refused
     assert "two have the same name" in invoke("--drafter", "x/same", "--drafter", "y/same")[1]
     assert "measured beside every drafter" in invoke("--drafter", "none")[1]
