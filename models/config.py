@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from models.errors import CheckpointError
@@ -51,6 +51,13 @@ class RopeConfig:
             original_max_position_embeddings=int(parameters.get("original_max_position_embeddings", 8192)),
         )
 
+    def to_hf(self) -> dict[str, Any]:
+        """The keys that ``from_hf`` reads, as transformers 4 has them."""
+        if self.kind == "default":
+            return {"rope_theta": self.theta}
+        scaling = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("theta", "kind")}
+        return {"rope_theta": self.theta, "rope_scaling": {"rope_type": self.kind, **scaling}}
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
@@ -90,6 +97,25 @@ class DecoderConfig:
             return cls._from_hf(config)
         except KeyError as error:
             raise CheckpointError(f"config.json has no {error.args[0]!r}") from None
+
+    def to_hf(self) -> dict[str, Any]:
+        """The same as a ``config.json`` says it; the inverse of ``from_hf``."""
+        return {
+            "architectures": [self.architecture],
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": self.rms_norm_eps,
+            "max_position_embeddings": self.max_position_embeddings,
+            **self.rope.to_hf(),
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "attention_bias": self.output_bias,  # Qwen2's queries, keys and values have theirs unsaid
+            "mlp_bias": self.mlp_bias,
+        }
 
     @classmethod
     def _from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:

@@ -25,10 +25,13 @@ def digest_weights(module: nn.Module, digest: Digest) -> None:
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
-def digest_samples(module: nn.Module, digest: Digest) -> None:
-    """Feed names, types, shapes and some numbers of each weight to ``digest``: enough to tell models apart, at any size at once."""
+def digest_samples(module: nn.Module, digest: Digest, *, dtype: torch.dtype | None = None) -> None:
+    """Feed names, types, shapes and some numbers of each weight to ``digest``: enough to tell models apart, at any size at once.
+
+    With a ``dtype`` they are fed as numbers of that type, so that it does not matter which of the more exact ones they have.
+    """
     for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(f"{name} {dtype or tensor.dtype} {tuple(tensor.shape)}".encode())
         flat = tensor.detach().flatten()
-        some = flat[:: max(1, len(flat) // SAMPLED)].cpu().contiguous()
+        some = flat[:: max(1, len(flat) // SAMPLED)].to(dtype or tensor.dtype).cpu().contiguous()
         digest.update(some.view(torch.uint8).numpy().tobytes())

@@ -13,19 +13,29 @@ from torch import Tensor, nn
 from models.layers import Linear, RMSNorm
 
 
-class Entry(nn.Module):
-    """Two projections [E, E]; raw embeddings are often too small beside a residual stream to be heard, hence the norm."""
+class TokenEntry(nn.Module):
+    """The half of drafted tokens, a projection [E, E].
+
+    Raw embeddings are often too small beside a residual stream to be heard, hence the norm.
+    """
 
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()
         self.token_norm = RMSNorm(hidden_size, eps)
         self.from_token = Linear(hidden_size, hidden_size)
-        self.from_hidden = Linear(hidden_size, hidden_size)
 
     def of_tokens(self, embeddings: Tensor) -> Tensor:
         """What drafted tokens with ``embeddings`` [n, E] start from [n, E], the newest memory aside."""
         out: Tensor = self.from_token(self.token_norm(embeddings))
         return out
+
+
+class Entry(TokenEntry):
+    """Both halves: what of the target joins memory is a second projection [E, E]."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps)
+        self.from_hidden = Linear(hidden_size, hidden_size)
 
     def of_target(self, hidden: Tensor) -> Tensor:
         """What the target's final hidden states [n, E] add to memory [n, E]."""

@@ -32,6 +32,25 @@ class Linear(nn.Module):
         self._packed: Tensor | None = None
         nn.init.normal_(self.weight, std=0.02)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the numbers that it is given and gives."""
+        return self.weight.dtype
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows ``index`` [...] of the weight [..., in]: it may be a table of embeddings too."""
+        return F.embedding(index, self.weight)
+
+    def select(self, index: Tensor) -> Linear:
+        """One with the outputs ``index`` [n] alone, for inference."""
+        selected = Linear(self.weight.shape[1], len(index)).requires_grad_(False)
+        selected.weight = nn.Parameter(self.weight[index], requires_grad=False)
+        return selected
+
+    def part(self, x: Tensor, outputs: slice) -> Tensor:
+        """x [n, in] -> some of its outputs alone."""
+        return F.linear(x, self.weight[outputs], self.bias[outputs] if self.bias is not None else None)
+
     def pack(self) -> None:
         """Prepare for inference on a CPU.
 
@@ -205,15 +224,13 @@ class DecoderLayer(nn.Module):
 
 def queries(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
     """A layer's input [n, E] -> its rotated queries [n, h, d] alone."""
-    bias = layer.qkv.bias[: layer.q_size] if layer.qkv.bias is not None else None
-    out: Tensor = F.linear(layer.input_norm(x), layer.qkv.weight[: layer.q_size], bias).unflatten(-1, (-1, layer.head_dim))
+    out: Tensor = layer.qkv.part(layer.input_norm(x), slice(layer.q_size)).unflatten(-1, (-1, layer.head_dim))
     return rotate(out, rope)
 
 
 def keys_values(layer: DecoderLayer, x: Tensor, rope: Rope) -> Tensor:
     """A layer's input [n, E] -> its rotated keys and its values [n, 2·n_kv·d] alone."""
-    bias = layer.qkv.bias[layer.q_size :] if layer.qkv.bias is not None else None
-    kv = F.linear(layer.input_norm(x), layer.qkv.weight[layer.q_size :], bias)
+    kv = layer.qkv.part(layer.input_norm(x), slice(layer.q_size, None))
     heads = kv.unflatten(-1, (-1, layer.head_dim))
     rotated = rotate(heads[:, : layer.num_kv_heads], rope)
     return torch.cat((rotated, heads[:, layer.num_kv_heads :]), dim=1).flatten(1) if torch.compiler.is_compiling() else kv

@@ -97,11 +97,7 @@ class Llama(nn.Module):
 
     def head_over(self, vocabulary: Tensor | None) -> Linear:
         """The LM head cut to the token ids ``vocabulary`` [K]; None stands for all."""
-        if vocabulary is None:
-            return self.lm_head
-        head = Linear(self.config.hidden_size, len(vocabulary)).requires_grad_(False)
-        head.weight = nn.Parameter(self.lm_head.weight[vocabulary], requires_grad=False)
-        return head
+        return self.lm_head if vocabulary is None else self.lm_head.select(vocabulary)
 
     def forward(self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache) -> Tensor:
         """Token ids [n = batch·rows] -> hidden states after the final norm [n, E]; their keys and values go into ``cache``."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.attention import full_attention, masked_attention
 from models.block import BlockHead
 from models.config import MoAConfig, RopeConfig
-from models.entry import Entry
+from models.entry import Entry, TokenEntry
 from models.kv_cache import lsa_layout
 from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, keys_values, queries
 from models.llama import Llama, TargetActivations
@@ -29,12 +29,49 @@ class DraftActivations:
     predicted_input: Tensor | None
 
 
-class MoA(nn.Module):
-    """LSA, SA and CA. Embeddings, LM head and borrowed layers belong to the target and are passed in.
+class DraftingMoA(nn.Module):
+    """What of a drafter drafts, given memory: SA, CA's queries, and what else it may have. Subclasses say which of it they hold.
 
     ``draft_vocabulary`` [K] holds the only token ids that are proposed when drafting, None stands for all: a head over frequent
     tokens costs a fraction of the target's. Training always sees the whole vocabulary.
     """
+
+    config: MoAConfig
+    sa: DecoderLayer
+    ca: DecoderLayer
+    entry: TokenEntry | None
+    block: BlockHead | None
+    draft_vocabulary: Tensor | None
+    rotary: RotaryTable
+
+    def start(self, embeddings: Tensor, newest: Tensor | None) -> Tensor:
+        """The residual stream of drafted positions [n, E]: their embeddings, or by an entry, with their ``newest`` memory."""
+        if self.entry is None:
+            return embeddings
+        assert newest is not None
+        return self.entry.of_tokens(embeddings) + newest
+
+    def self_keys_values(self, embeddings: Tensor, rope: Rope) -> Tensor:
+        """Token embeddings [n, E] -> SA's rotated keys and its values [n, 2·n_kv·d].
+
+        SA is one layer over embeddings, so a token's keys and values depend on nothing but itself and its position.
+        """
+        return keys_values(self.sa, embeddings, rope)
+
+    def attend_to_tokens(self, embeddings: Tensor, newest: Tensor | None, rope: Rope, attend: Attend) -> Tensor:
+        """SA on drafted positions: their embeddings, and for an entry their newest memory, [n, E] -> [n, E]."""
+        attended = attend(*self.sa.project(self.sa.input_norm(embeddings), rope))
+        return self.sa.finish(self.start(embeddings, newest), attended)
+
+    def cross_queries(self, x: Tensor, rope: Rope) -> Tensor:
+        """SA's output [n, E] -> CA's rotated queries [n, h, d]."""
+        return queries(self.ca, x, rope)
+
+
+class MoA(DraftingMoA):
+    """LSA, SA and CA. Embeddings, LM head and borrowed layers belong to the target and are passed in."""
+
+    entry: Entry | None
 
     def __init__(self, config: MoAConfig) -> None:
         super().__init__()
@@ -51,7 +88,7 @@ class MoA(nn.Module):
         self.entry = Entry(target.hidden_size, eps) if config.has_entry else None
         size, width = config.draft_block_size, config.draft_block_intermediate_size
         self.block = BlockHead(target.hidden_size, size, width, eps) if size else None
-        self.draft_vocabulary: Tensor | None = None
+        self.draft_vocabulary = None
         self.reads_cache_layout = False
         self.rotary = RotaryTable(target.head_dim, plain_rope)
         self.layer_rotary = RotaryTable(kv_size // heads, plain_rope)
@@ -103,13 +140,6 @@ class MoA(nn.Module):
             raise ValueError("a drafter with an entry reads the target's final hidden states too")
         return memory + self.entry.of_target(hidden.to(memory.dtype))
 
-    def start(self, embeddings: Tensor, newest: Tensor | None) -> Tensor:
-        """The residual stream of drafted positions [n, E]: their embeddings, or by an entry, with their ``newest`` memory."""
-        if self.entry is None:
-            return embeddings
-        assert newest is not None
-        return self.entry.of_tokens(embeddings) + newest
-
     def _layer_rope(self, n: int, like: Tensor) -> Rope:
         """Rotations of layers 0 … L−1, once for each of n tokens; the table is kept, as serving asks for it at every step."""
         layers = self.config.target.num_layers
@@ -125,22 +155,6 @@ class MoA(nn.Module):
     def cross_keys_values(self, memory: Tensor, rope: Rope) -> Tensor:
         """Memory [n, E] -> CA's rotated keys and its values [n, 2·n_kv·d]."""
         return keys_values(self.ca, memory, rope)
-
-    def self_keys_values(self, embeddings: Tensor, rope: Rope) -> Tensor:
-        """Token embeddings [n, E] -> SA's rotated keys and its values [n, 2·n_kv·d].
-
-        SA is one layer over embeddings, so a token's keys and values depend on nothing but itself and its position.
-        """
-        return keys_values(self.sa, embeddings, rope)
-
-    def attend_to_tokens(self, embeddings: Tensor, newest: Tensor | None, rope: Rope, attend: Attend) -> Tensor:
-        """SA on drafted positions: their embeddings, and for an entry their newest memory, [n, E] -> [n, E]."""
-        attended = attend(*self.sa.project(self.sa.input_norm(embeddings), rope))
-        return self.sa.finish(self.start(embeddings, newest), attended)
-
-    def cross_queries(self, x: Tensor, rope: Rope) -> Tensor:
-        """SA's output [n, E] -> CA's rotated queries [n, h, d]."""
-        return queries(self.ca, x, rope)
 
     def forward(
         self,

@@ -6,9 +6,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from models.config import DecoderConfig
 from models.kv_cache import KVCache
+from models.layers import Linear
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
@@ -30,6 +33,28 @@ class VerifiedTokens:
         """Some of them."""
         tapped = None if self.tapped is None else self.tapped[rows]
         return VerifiedTokens(self.slots[rows], self.positions[rows], self.token_ids[rows], tapped)
+
+
+class TargetEnds(Protocol):
+    """What drafting borrows of a target, which is all that an edge holds of one."""
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The whole target's sizes."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of embeddings and logits."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Token ids [...] -> embeddings [..., E]."""
+
+    def head_over(self, vocabulary: Tensor | None) -> Linear:
+        """The LM head cut to the token ids ``vocabulary`` [K]; None stands for all."""
 
 
 def window_start(sequence: Sequence, window: int | None) -> int:

@@ -57,7 +57,7 @@ class EagleDrafter(TreeDrafter):
         return torch.cat((mask, self._features_before(slots, lengths).unsqueeze(1)), dim=-1)
 
     def grow(
-        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
+        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache | None
     ) -> tuple[None, Candidates, Frontier, Tensor]:
         """As in TreeDrafter."""
         eagle, frontier = self.eagle, level.frontier

@@ -43,7 +43,7 @@ class IndependentDrafter(TreeDrafter):
         return root_mask(len(lengths), self.scratch, self.model.dtype, self.device)
 
     def grow(
-        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
+        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache | None
     ) -> tuple[None, Candidates, Frontier, Tensor]:
         """As in TreeDrafter."""
         model, frontier = self.model, level.frontier

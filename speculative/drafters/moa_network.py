@@ -1,4 +1,7 @@
-"""What a MoA drafter computes while serving: tensors in, tensors out, so that each part can be compiled as a whole."""
+"""What a MoA drafter computes while serving: tensors in, tensors out, so that each part can be compiled as a whole.
+
+``DraftNetwork`` drafts, from memory that is there; ``MoANetwork``, beside the target, makes it.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,30 @@ from torch import Tensor, nn
 
 from models.attention import AttentionPlan, additive, cached_attention
 from models.kv_cache import KVCache, KVWindow
-from models.llama import Llama
-from models.moa import MoA
+from models.moa import DraftingMoA, MoA
+from speculative.drafters.base import TargetEnds
 from speculative.drafters.growth import Candidates, Frontier, Level, Text, expand
 
 DraftCaches = Sequence[KVCache | KVWindow]
 """What drafting keeps of verified tokens: SA's and CA's keys and values, and for an entry a third, memory itself, a row a token."""
 
 
-class MoANetwork(nn.Module):
+class DraftNetwork(nn.Module):
     """The drafter's networks with what they borrow of the target. Shapes as in ``growth``."""
 
-    def __init__(self, moa: MoA, target: Llama) -> None:
+    def __init__(self, moa: DraftingMoA, target: TargetEnds) -> None:
         super().__init__()
         self.moa, self.target = moa, target
         self.head = target.head_over(moa.draft_vocabulary)
-        self.dtype = moa.sa.qkv.weight.dtype
+        self.dtype = moa.sa.qkv.dtype
         self.known_tokens: Tensor | None
         self.known_index: Tensor | None
         for name, known in zip(("known_tokens", "known_index"), self._known(), strict=True):
             self.register_buffer(name, known, persistent=known is not None)
 
-    def remember(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        kv: Tensor,
-        hidden: Tensor | None,
-        caches: DraftCaches,
-        rows: tuple[Tensor, ...],
-    ) -> None:
-        """Write what drafting needs of n verified tokens: CA's keys and values of their memory, SA's of their embeddings.
-
-        ``kv`` [n, L, E_kv] are the target's keys and values, ``hidden`` [n, E] its final hidden states, which an entry reads;
-        ``rows`` [n] are the places in each of the ``caches``.
-        """
-        moa = self.moa
-        rope = moa.rotary(positions)
-        memory = moa.memory(kv.to(moa.to_memory.weight.dtype), hidden).to(self.dtype)
-        kept = (moa.self_keys_values(self._embed(token_ids), rope), moa.cross_keys_values(memory, rope), memory)
-        for cache, places, values in zip(caches, rows, kept, strict=False):
-            cache.write(0, places, values)
+    def of_tokens(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """SA's keys and values of verified tokens [n] at ``positions`` [n]: [n, 2·n_kv·d]."""
+        return self.moa.self_keys_values(self._embed(token_ids), self.moa.rotary(positions))
 
     def feature(self, level: Level, caches: DraftCaches) -> Tensor:
         """SA and CA on the frontier: what enters the head (or the borrowed layers) [B·w, E]."""
@@ -122,9 +108,13 @@ class MoANetwork(nn.Module):
 
     def _newest(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
         """Memory of the texts' last tokens [B, E], zero where there is none."""
-        starts = torch.arange(text.lengths.shape[0], device=text.lengths.device) * memories.rows_per_slot
-        newest = memories.gather(starts + (text.lengths - 1).clamp(min=0))[:, 0]
+        newest = memories.gather(self._newest_rows(text, memories))[:, 0]
         return newest.masked_fill((text.lengths <= text.starts).unsqueeze(1), 0.0)
+
+    def _newest_rows(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
+        """Where memory of the texts' last tokens stands [B]; anywhere for those without."""
+        starts = torch.arange(text.lengths.shape[0], device=text.lengths.device) * memories.rows_per_slot
+        return starts + (text.lengths - 1).clamp(min=0)
 
     def _cross_attend(self, queries: Tensor, text: Text, known: Tensor, ca: KVCache | KVWindow) -> Tensor:
         """Queries [B·w, h, d] over the memory of the text, as far as it is ``known`` [B, 1, 1, S] -> [B·w, h·d]."""
@@ -139,10 +129,37 @@ class MoANetwork(nn.Module):
     def expand(self, level: Level, entering: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
         """What enters the head [B, w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
         # Rows in line: compiled, a product of three dimensions is one for each sequence.
-        logits = self.head(entering.flatten(0, 1).to(self.head.weight.dtype)).float().unflatten(0, entering.shape[:2])
+        logits = self.head(entering.flatten(0, 1).to(self.head.dtype)).float().unflatten(0, entering.shape[:2])
         moa = self.moa
         inherited = level.frontier.inherited if moa.block is None else entering
         return expand(level, logits, moa.draft_vocabulary, breadth, inherited, masked=moa.block is None)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         return self.target.embed(token_ids).to(self.dtype)
+
+
+class MoANetwork(DraftNetwork):
+    """As it stands beside its target, from which it makes memory."""
+
+    moa: MoA
+
+    def remember(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: Tensor,
+        hidden: Tensor | None,
+        caches: DraftCaches,
+        rows: tuple[Tensor, ...],
+    ) -> None:
+        """Write what drafting needs of n verified tokens: CA's keys and values of their memory, SA's of their embeddings.
+
+        ``kv`` [n, L, E_kv] are the target's keys and values, ``hidden`` [n, E] its final hidden states, which an entry reads;
+        ``rows`` [n] are the places in each of the ``caches``.
+        """
+        moa = self.moa
+        rope = moa.rotary(positions)
+        memory = moa.memory(kv.to(moa.to_memory.weight.dtype), hidden).to(self.dtype)
+        kept = (moa.self_keys_values(self._embed(token_ids), rope), moa.cross_keys_values(memory, rope), memory)
+        for cache, places, values in zip(caches, rows, kept, strict=False):
+            cache.write(0, places, values)

@@ -13,7 +13,7 @@ from models.attention import AttentionPlan
 from models.kv_cache import KVCache
 from models.llama import CompiledGraph
 from models.plans import counting, span_of
-from speculative.drafters.base import VerifiedTokens, window_start
+from speculative.drafters.base import window_start
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
@@ -23,7 +23,8 @@ from speculative.tree import DraftTree
 class TreeDrafter(ABC):
     """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
 
-    ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``.
+    How it learns of verified tokens is each drafter's own. ``compiled`` holds graphs that replace parts of the network, by name:
+    see ``moa_graphs``.
     """
 
     name: str
@@ -34,10 +35,6 @@ class TreeDrafter(ABC):
         self.device = device
         self.caches: Many[KVCache] = caches
         self.compiled: dict[str, CompiledGraph] = {}
-
-    @abstractmethod
-    def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
-        """As in Drafter."""
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do: what the slot holds will be written anew before it is read."""
@@ -57,15 +54,18 @@ class TreeDrafter(ABC):
 
     @abstractmethod
     def grow(
-        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache
+        self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache | None
     ) -> tuple[Tensor | None, Candidates, Frontier, Tensor]:
         """One level: all candidates, the next frontier and its reach, as ``growth.grow``.
 
         The first of what it returns is handed to the levels below as ``known``.
         """
 
-    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
-        """Draft level by level; see DESIGN: nodes are ranked by the perturbed drafter's probability."""
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
+        """Draft level by level; see DESIGN: nodes are ranked by the perturbed drafter's probability.
+
+        There is no ``target_cache`` where the target is elsewhere.
+        """
         device = self.device
         longest = max(sequence.num_computed for sequence in sequences)
         # One tensor for both: making one costs more than its few numbers.

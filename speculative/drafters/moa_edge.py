@@ -1,0 +1,83 @@
+"""A Mixture-of-Attentions drafter on an edge: its target, and what makes memory of it, are on a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.edge import EdgeMoA, EdgeTarget
+from models.kv_cache import KVCache, KVWindow
+from models.loader import optimize_for_inference
+from speculative.drafters.growth import Text
+from speculative.drafters.moa_network import DraftNetwork
+from speculative.drafters.moa_trees import MoATreeDrafter
+from speculative.policy import DraftShape
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedMemory:
+    """What a server tells of n tokens that its target has verified, sequences mixed; each sequence's in order.
+
+    ``slots``, ``positions`` and ``token_ids`` are [n], ``crossing`` [n, 2·n_kv·d] CA's rotated keys and its values of the tokens'
+    memory. For a drafter with an entry ``newest`` [m, E] is the memory of the last token of each of the slots ``newest_slots`` [m].
+    """
+
+    slots: Tensor
+    positions: Tensor
+    token_ids: Tensor
+    crossing: Tensor
+    newest_slots: Tensor | None = None
+    newest: Tensor | None = None
+
+
+class EdgeDrafter(MoATreeDrafter):
+    """Drafts what ``MoADrafter`` drafts beside the target, from the memory that comes from there.
+
+    ``propose`` needs no cache of the target's; window and shape are to be the server's. Weights are those of a bundle
+    (``models.edge_bundle``).
+    """
+
+    def __init__(
+        self, moa: EdgeMoA, target: EdgeTarget, num_slots: int, length: int, shape: DraftShape, window: int | None = None
+    ) -> None:
+        network = _EdgeNetwork(moa, target)
+        size = moa.config.target.hidden_size
+        memories = None
+        if moa.entry is not None:
+            memories = NewestMemory(num_slots, size, dtype=network.dtype, device=target.device)
+        super().__init__(network, num_slots, length, shape, window, memories)
+
+    def pack(self) -> None:
+        """Prepare the weights for inference, the LM head's included."""
+        optimize_for_inference(self.network.moa)
+        self.network.head.pack()
+
+    def extend(self, received: ReceivedMemory) -> None:
+        """Keep what the server tells, and SA's keys and values of the same tokens; raises ValueError where something is missing."""
+        network, (sa, ca, *memories) = self.network, self.caches
+        slots, positions = received.slots, received.positions
+        if memories:
+            if received.newest is None or received.newest_slots is None:
+                raise ValueError("this drafter has an entry: it must be told the newest memory too")
+            memories[0].write(0, received.newest_slots, received.newest.to(network.dtype))
+        sa.write(0, sa.flat_rows(slots, positions), network.of_tokens(received.token_ids, positions))
+        ca.write(0, ca.flat_rows(slots, positions), received.crossing.to(network.dtype))
+
+
+class NewestMemory(KVCache):
+    """Memory of each slot's newest token, one row [E] a slot: of older ones an edge needs CA's keys and values alone."""
+
+    def __init__(self, num_slots: int, size: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        super().__init__(1, num_slots, 0, 1, 1, size // 2, dtype=dtype, device=device)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """As in KVCache, however long the text is."""
+        super().move_slot(source, destination, 1)
+
+
+class _EdgeNetwork(DraftNetwork):
+    def _newest_rows(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
+        """As in DraftNetwork, of ``NewestMemory``."""
+        return torch.arange(text.lengths.shape[0], device=text.lengths.device)
