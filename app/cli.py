@@ -11,6 +11,7 @@ from app.commands.bench import bench
 from app.commands.bench_servers import lossless, turns
 from app.commands.chat import chat
 from app.commands.evaluate import evaluate
+from app.commands.export_edge import export_edge
 from app.commands.serve import serve
 from app.commands.train import train
 from training.pretrain import pretrain_command
@@ -27,6 +28,7 @@ cli.command()(chat)
 cli.command("train")(train)
 cli.command("pretrain")(pretrain_command)
 cli.command("eval")(evaluate)
+cli.command("export-edge")(export_edge)
 bench.command()(lossless)
 bench.command()(turns)
 cli.add_typer(bench)

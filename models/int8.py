@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from models.layers import Linear
 
 LARGEST = 127
-_IN_STEPS_OF = 32
-"""PyTorch's kernels read rows in strides of up to so many numbers, and past their end where that does not divide them."""
+_ALIGNED = 32
+"""PyTorch's kernels read so many bytes at a time, from addresses that it must divide: anything else ends the process."""
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,13 +71,18 @@ class Int8Linear(Linear):
 
     def _product(self, x: Tensor, outputs: slice) -> Tensor:
         weight, scales = self.weight[outputs], self.scales[outputs]
-        if x.device.type == "cpu" and weight.shape[1] % _IN_STEPS_OF == 0:
-            rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
-            out: Tensor = torch.ops.aten._weight_int8pack_mm(rows, weight, scales).to(x.dtype)
+        if x.device.type == "cpu" and weight.shape[1] % _ALIGNED == 0:
+            rows = _aligned(x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous())
+            out: Tensor = torch.ops.aten._weight_int8pack_mm(rows, _aligned(weight), scales).to(x.dtype)
             out = out.view(*x.shape[:-1], len(weight))
         else:
             out = F.linear(x, weight.to(x.dtype)) * scales.to(x.dtype)
         return out if self.bias is None else out + self.bias[outputs]
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """The same, in memory of its own where it begins at an odd address."""
+    return x.clone() if x.data_ptr() % _ALIGNED else x
 
 
 def with_int8_weights(network: nn.Module, dtype: torch.dtype) -> None:

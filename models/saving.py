@@ -18,6 +18,9 @@ from models.moa import MoA
 
 MAX_SHARD = "15MB"
 
+TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt")
+"""What a tokenizer and its chat template may consist of."""
+
 
 def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD) -> None:
     """Write a drafter in the authors' layout: sharded safetensors, and a config.json with the target's sizes and MoA's."""
@@ -88,7 +91,12 @@ def save_target(
         "dtype": str(dtype).removeprefix("torch."),
     }
     (folder / "config.json").write_text(json.dumps({**read_json(base, "config.json"), **sizes}, indent=2) + "\n", encoding="utf-8")
-    for pattern in ("tokenizer*", "*.jinja", "generation_config.json", "special_tokens_map.json"):
+    copy_settings(base, folder)
+
+
+def copy_settings(base: Path, folder: Path) -> None:
+    """Copy a target's tokenizer, chat template and generation defaults."""
+    for pattern in (*TOKENIZER_FILES, "generation_config.json"):
         for file in base.glob(pattern):
             shutil.copyfile(file, folder / file.name)
 

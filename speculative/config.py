@@ -77,7 +77,8 @@ class ModelInfo:
 
     ``default_sampling`` holds the sampling keys of the model's generation_config.json (temperature, top_p, top_k, min_p,
     repetition_penalty), with ``temperature`` 0 where it says ``do_sample: false``. Engines of equal ``fingerprint`` can use each
-    other's key-value cache; "" can use nobody's.
+    other's key-value cache; "" can use nobody's. Engines of equal ``pair`` have the same target and drafter, whatever type their
+    numbers are: an edge's bundle says of which pair it is.
     """
 
     name: str
@@ -89,6 +90,7 @@ class ModelInfo:
     default_sampling: dict[str, Any]
     created: int
     fingerprint: str = ""
+    pair: str = ""
 
 
 @dataclass(frozen=True, slots=True)

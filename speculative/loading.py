@@ -117,6 +117,7 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         default_sampling=_default_sampling(generation),
         created=int(time.time()),
         fingerprint=_fingerprint(target, network),
+        pair=pair_fingerprint(target, network),
     )
     kept = config.prefix_cache_tokens
     try:
@@ -146,11 +147,16 @@ def _lacks_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _fingerprint(target: Llama, network: nn.Module | None) -> str:
+def pair_fingerprint(target: Llama, network: nn.Module | None) -> str:
+    """What names the weights of a target and its drafter, as they were loaded: the same for float32 as for bfloat16."""
+    return _fingerprint(target, network, torch.bfloat16)
+
+
+def _fingerprint(target: Llama, network: nn.Module | None, dtype: torch.dtype | None = None) -> str:
     """What names the contents of key-value caches: the weights that they come from, and the types of their numbers."""
     digest = blake2b(digest_size=16)
     for module in (target, *(() if network is None else (network,))):
-        digest_samples(module, digest)
+        digest_samples(module, digest, dtype=dtype)
     return digest.hexdigest()
 
 

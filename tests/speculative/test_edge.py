@@ -1,0 +1,317 @@
+"""Bundles for an edge: what is in them, and that they draft as the whole drafter does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.edge_bundle import EdgeBundle, read_bundle
+from models.edge_saving import write_bundle
+from models.errors import CheckpointError
+from models.int8 import Int8Linear, quantize
+from models.loader import load_drafter, load_target
+from models.saving import save_drafter, save_target
+from speculative.config import EngineConfig
+from speculative.drafters.moa_edge import EdgeDrafter, ReceivedMemory
+from speculative.edge_export import export_edge
+from speculative.errors import EngineLoadError
+from speculative.loading import load_engine
+from speculative.policy import DraftShape
+from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, random_moa, request, run
+from tests.speculative.edge import Beside, put_beside
+
+KINDS = ("moa", *MOA_KINDS, "vocabulary", "entry, block and vocabulary")
+PROMPTS = [[5, 9, 23, 41, 7, 9, 23], [11] * 30, [3, 77, 150], [60, 61, 62, 63, 64], list(range(20, 45)), [8, 8]]
+
+
+@pytest.fixture(scope="module")
+def drafters(drafter_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Those that can be exported, by kind."""
+    folder = tmp_path_factory.mktemp("vocabularies")
+    for name, sizes in (("vocabulary", {}), ("entry, block and vocabulary", MOA_KINDS["entry and block"])):
+        moa = random_moa(**sizes)
+        moa.draft_vocabulary = torch.arange(3, 153, 3)
+        save_drafter(moa, folder / name, dtype=torch.float32)
+    return drafter_folders | {"moa": N0 / "drafter"} | {name: folder / name for name in KINDS[-2:]}
+
+
+@pytest.fixture
+def export(drafters: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
+    """Exports a drafter of a kind with N0's target; gives the folder."""
+
+    def export(kind: str = "moa", **options: Any) -> Path:
+        out = tmp_path / "edge"
+        export_edge(str(N0 / "target"), str(drafters[kind]), out, **{"dtype": "float32", **options})
+        return out
+
+    return export
+
+
+def beside(make_engine: MakeEngine, drafters: dict[str, Path], kind: str, bundle: EdgeBundle, **settings: Any) -> Beside:
+    """An engine that has decoded six prompts with both drafters."""
+    engine = make_engine(drafter=str(drafters[kind]), prefix_cache_tokens=0, prefill_chunk=7, **settings)
+    both = put_beside(engine, bundle)
+    sampling: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.8, "top_k": 9, "seed": 1},
+    ]
+    run(engine, [request(str(i), prompt, max_tokens=9 + 4 * i, **sampling[i % 3]) for i, prompt in enumerate(PROMPTS)])
+    return both
+
+
+@pytest.mark.parametrize(("slots", "window"), [(1, 5), (4, 0)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_edge_proposes_what_the_whole_drafter_does(
+    make_engine: MakeEngine, drafters: dict[str, Path], export: Callable[..., Path], kind: str, slots: int, window: int
+) -> None:
+    bundle = read_bundle(export(kind), dtype=torch.float32)
+    beside(make_engine, drafters, kind, bundle, max_num_seqs=slots, draft_window=window).assert_same_trees()
+
+
+def test_tied_embeddings_are_stored_and_held_once(make_engine: MakeEngine, drafters: dict[str, Path], tmp_path: Path) -> None:
+    target = load_target(N0 / "target", dtype=torch.float32)[0]
+    target.config = replace(target.config, tie_word_embeddings=True)
+    target.tie_embeddings()
+    save_target(target, tmp_path / "target", N0 / "target", dtype=torch.float32)
+    for quantization in (None, "int8"):
+        out = tmp_path / f"edge-{quantization}"
+        export_edge(str(tmp_path / "target"), str(drafters["block"]), out, dtype="float32", quantization=quantization)  # type: ignore[arg-type]
+        assert not any("lm_head" in name for name in load_file(out / "model.safetensors"))
+        bundle = read_bundle(out, dtype=torch.float32)
+        assert bundle.target.lm_head is bundle.target.embedding
+    tied = read_bundle(tmp_path / "edge-None", dtype=torch.float32)
+    engine = load_engine(
+        EngineConfig(
+            str(tmp_path / "target"), str(drafters["block"]), "float32", "cpu", max_model_len=64, prefix_cache_tokens=0,
+            draft_lookup=0, draft_min_reach=0.0, compile="off",
+        )
+    )  # fmt: skip
+    both = put_beside(engine, tied)
+    run(engine, [request(str(i), prompt, max_tokens=20, temperature=0.0) for i, prompt in enumerate(PROMPTS[:3])])
+    both.assert_same_trees()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bundle_holds_what_drafts_and_nothing_else(export: Callable[..., Path], drafters: dict[str, Path], kind: str) -> None:
+    out = export(kind, dtype="bfloat16")
+    stored = load_file(out / "model.safetensors")
+    target, moa = load_target(N0 / "target", dtype=torch.float32)[0], None
+    moa = load_drafter(drafters[kind], target.config, dtype=torch.float32)
+    parts = {name.split(".")[1] for name in stored}
+    assert parts <= {"embedding", "lm_head", "sa", "ca", "entry", "block", "draft_vocabulary"}
+    assert {name for name in stored if name.startswith("drafter.entry.")} <= {
+        "drafter.entry.from_token.weight",
+        "drafter.entry.token_norm.weight",
+    }
+    assert stored["drafter.ca.qkv.weight"].shape == (moa.ca.q_size, target.config.hidden_size)
+    extras = [module for module in (moa.sa, moa.ca, moa.block, moa.entry) if module is not None]
+    count = sum(parameter.numel() for module in extras for parameter in module.parameters())
+    count -= moa.ca.kv_size * target.config.hidden_size
+    count -= moa.entry.from_hidden.weight.numel() if moa.entry is not None else 0
+    count += 2 * target.embedding.weight.numel()
+    vocabulary = 0 if moa.draft_vocabulary is None else 4 * len(moa.draft_vocabulary)
+    assert sum(tensor.nbytes for tensor in stored.values()) == 2 * count + vocabulary
+    assert {file.name for file in out.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+def test_a_bundle_says_of_which_pair_it_is(make_engine: MakeEngine, export: Callable[..., Path]) -> None:
+    bundle = read_bundle(export(dtype="float16", quantization="int8"), dtype=torch.float32)
+    served = [
+        load_engine(EngineConfig(str(N0 / "target"), str(N0 / "drafter"), dtype, "cpu", compile="off", max_model_len=64)).info  # type: ignore[arg-type]
+        for dtype in ("float32", "bfloat16")
+    ]
+    assert [info.pair for info in served] == [bundle.config.fingerprint] * 2
+    assert served[0].fingerprint != served[1].fingerprint
+    assert make_engine(N1, "moa").info.pair != bundle.config.fingerprint
+    assert make_engine(N0, "block").info.pair != bundle.config.fingerprint
+    assert (bundle.config.name, bundle.config.max_model_len) == ("target", 512)
+    assert bundle.config.eos_token_ids == [2] and bundle.generation["eos_token_id"] == 2
+
+
+@pytest.mark.parametrize("features", [64, 20])
+def test_int8_products_are_near_those_of_the_weights(features: int) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(30, features), torch.randn(2, 3, features)
+    weight[7] = 0.0
+    for dtype in (torch.float32, torch.bfloat16):
+        linear, given = Int8Linear(features, 30, bias=True, dtype=dtype), x.to(dtype)
+        linear.weight, linear.scales = quantize(weight)
+        assert linear.bias is not None
+        torch.nn.init.ones_(linear.bias)
+        rows = linear.rows(torch.arange(30))
+        assert rows.dtype == linear.dtype == dtype
+        torch.testing.assert_close(rows.float(), weight, atol=0.02, rtol=0.01)
+        out = linear(given)
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.float(), x @ weight.T + 1, atol=0.25, rtol=0.05)
+        torch.testing.assert_close(linear.part(given, slice(4, 9)), out[..., 4:9])
+        some = torch.tensor([9, 2, 2])
+        torch.testing.assert_close(linear.select(some)(given) + 1, out[..., some])
+
+
+@pytest.mark.parametrize("kind", ["moa", "entry, block and vocabulary"])
+def test_int8_bundles_are_half_as_large_and_close(
+    make_engine: MakeEngine, drafters: dict[str, Path], export: Callable[..., Path], kind: str
+) -> None:
+    sizes = []
+    for options in ({"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8", "force": True}):
+        stored = load_file(export(kind, **options) / "model.safetensors")
+        sizes.append(sum(tensor.nbytes for tensor in stored.values()))
+    assert 0.5 < sizes[1] / sizes[0] < 0.56
+    bundle = read_bundle(export(kind, quantization="int8", force=True), dtype=torch.float32)
+    whole = read_bundle(export(kind, force=True), dtype=torch.float32)
+    assert bundle.drafter.sa.qkv.weight.dtype == bundle.target.embedding.weight.dtype == torch.int8
+    assert bundle.drafter.sa.input_norm.weight.dtype == torch.float32
+    assert sum(held(each) for each in (bundle.target, bundle.drafter)) < 0.3 * sum(
+        held(each) for each in (whole.target, whole.drafter)
+    )
+    engine = make_engine(drafter=str(drafters[kind]), prefix_cache_tokens=0)
+    both = put_beside(engine, bundle)
+    logits: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+    for index, drafter in enumerate((both.whole, both.edge)):
+        drafter.network.head.register_forward_hook(lambda _, __, out, index=index: logits[index].append(out))
+    # Greedy, a level at a time: both are asked about the same roots.
+    shape = DraftShape(1, 1, 1)
+    engine.policy = type("Roots", (), {"shape": lambda self, batch: shape})()
+    run(engine, [request(str(i), prompt, max_tokens=40, temperature=0.0) for i, prompt in enumerate(PROMPTS)])
+    first, second = (torch.cat(logits[index]) for index in (0, 1))
+    assert (first - second).norm() < 0.05 * first.norm()
+    assert (first.argmax(-1) == second.argmax(-1)).float().mean() > 0.85
+
+
+def held(network: torch.nn.Module) -> int:
+    """Bytes of a network in memory."""
+    return sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
+
+
+def test_an_entry_wants_the_newest_memory(export: Callable[..., Path]) -> None:
+    bundle = read_bundle(export("entry"), dtype=torch.float32)
+    drafter = EdgeDrafter(bundle.drafter, bundle.target, 1, 16, DraftShape(2, 2, 3))
+    numbers = torch.zeros(1, dtype=torch.long)
+    with pytest.raises(ValueError, match="newest memory"):
+        drafter.extend(ReceivedMemory(numbers, numbers, numbers, torch.zeros(1, 64)))
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(
+        json.dumps({name: value for name, value in {**json.loads(path.read_text()), **changes}.items() if value != "gone"})
+    )
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    edit(folder, files={})
+
+
+def flip(folder: Path) -> None:
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-50] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+        edit(folder, files={})
+
+    return damage
+
+
+def foreign(source: Path) -> Callable[[Path], None]:
+    def replace_all(folder: Path) -> None:
+        shutil.rmtree(folder)
+        shutil.copytree(source, folder)
+
+    return replace_all
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder), "no folder"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json, so it is no bundle: moaserve export-edge"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+        (foreign(N0 / "target"), r"is no bundle \(LlamaForCausalLM\): moaserve export-edge"),
+        (lambda folder: edit(folder, format_version=2), "format 2, and this moaserve reads 1"),
+        (lambda folder: edit(folder, fingerprint="gone"), "is damaged .*fingerprint"),
+        (lambda folder: edit(folder, quantization="int3"), "is damaged .*quantization"),
+        (lambda folder: edit(folder, target={"architectures": ["LlamaForCausalLM"]}), "has no .num_attention_heads."),
+        (lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors: copy the whole bundle again"),
+        (flip, "model.safetensors is not what was exported"),
+        (lambda folder: edit(folder, files={"../secret": "blake2b:0"}), "lacks ../secret"),
+        (truncate, "model.safetensors is damaged"),
+        (lambda folder: edit(folder, quantization="int8"), "lacks weights for .*scales"),
+        (lambda folder: edit(folder, draft_vocabulary_size=7), "says 7 draft tokens, and the weights have 50"),
+        (change_tensors(lambda tensors: tensors.pop("drafter.ca.qkv.weight")), "lacks weights for drafter.ca.qkv.weight"),
+        (change_tensors(lambda tensors: tensors.update(lsa=torch.ones(2))), "has weights for lsa"),
+        (change_tensors(lambda tensors: tensors["drafter.draft_vocabulary"].add_(150)), "no token of the 160"),
+        (
+            change_tensors(lambda tensors: tensors.update({"target.lm_head.weight": torch.ones(160, 32)})),
+            r"target.lm_head.weight has shape \(160, 32\), the config asks for \(160, 64\)",
+        ),
+        (
+            change_tensors(lambda tensors: tensors.update({"target.lm_head.weight": torch.ones(160, 64).to(torch.int8)})),
+            "target.lm_head.weight holds torch.int8",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_whole_bundle_is_refused(export: Callable[..., Path], damage: Callable[[Path], Any], message: str) -> None:
+    out = export("vocabulary")
+    damage(out)
+    with pytest.raises(CheckpointError, match=message):
+        read_bundle(out, dtype=torch.float32)
+
+
+def test_a_drafter_that_runs_through_borrowed_layers_stays_with_its_target(export: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(EngineLoadError, match=r"the target's last 1 layers .*stay on the server; only .*N = 0"):
+        export_edge(str(N1 / "target"), str(N1 / "drafter"), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    out = export()
+    edit(out, drafter={**json.loads((out / "config.json").read_text())["drafter"], "target_layer_inference": 1})
+    with pytest.raises(CheckpointError, match="only drafters with N = 0"):
+        read_bundle(out, dtype=torch.float32)
+
+
+def test_large_weights_are_cut_into_shards(drafters: dict[str, Path], tmp_path: Path) -> None:
+    target = load_target(N0 / "target", dtype=torch.float32)[0]
+    moa = load_drafter(drafters["moa"], target.config, dtype=torch.float32)
+    for max_shard in ("60KB", "1MB"):
+        write_bundle(
+            tmp_path / "edge", target, moa, N0 / "target", name="n0", fingerprint="", eos_token_ids=frozenset(), dtype="float32",
+            max_shard=max_shard,
+        )  # fmt: skip
+        shards = list((tmp_path / "edge").glob("*.safetensors"))
+        assert (len(shards) > 3) == (max_shard == "60KB") and all(shard.stat().st_size < 70_000 for shard in shards[:-1])
+        assert torch.equal(read_bundle(tmp_path / "edge", dtype=torch.float32).target.embedding.weight, target.embedding.weight)
+    assert {file.name for file in (tmp_path / "edge").iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "diary.txt").touch()
+    with pytest.raises(CheckpointError, match="something else than a bundle"):
+        write_bundle(
+            tmp_path / "other", target, moa, N0 / "target", name="n0", fingerprint="", eos_token_ids=frozenset()
+        )  # fmt: skip
+    assert [file.name for file in (tmp_path / "other").iterdir()] == ["diary.txt"]
+
+
+def test_int8_weights_may_stand_anywhere_in_memory() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(33, 96), torch.randn(5, 96).bfloat16()
+    linear = Int8Linear(96, 33, dtype=torch.bfloat16)
+    linear.weight, linear.scales = quantize(weight)
+    expected = linear(x)
+    linear.weight = torch.cat((torch.zeros(1, dtype=torch.int8), linear.weight.flatten()))[1:].view(33, 96)
+    elsewhere = torch.cat((torch.zeros(1, dtype=torch.bfloat16), x.flatten()))[1:].view(5, 96)
+    assert torch.equal(linear(elsewhere), expected)
