@@ -158,7 +158,7 @@ def test_int8_products_are_near_those_of_the_weights(features: int) -> None:
         torch.testing.assert_close(linear.select(some)(given) + 1, out[..., some])
 
 
-@pytest.mark.parametrize("kind", ["moa", "entry, block and vocabulary"])
+@pytest.mark.parametrize("kind", KINDS[-2:])
 def test_int8_bundles_are_half_as_large_and_close(
     make_engine: MakeEngine, drafters: dict[str, Path], export: Callable[..., Path], kind: str
 ) -> None:
