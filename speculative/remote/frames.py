@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from speculative.remote.packing import MOST_ROWS
 from speculative.request import FinishReason, Grammar, SamplingParams
 
 Unsigned = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -17,6 +18,9 @@ Signed64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, Meta(max_length=256)]
 Name64 = Annotated[str, Meta(max_length=64)]
 ResumeToken = Annotated[bytes, Meta(min_length=1, max_length=64)]
+Nodes = Annotated[int, Meta(ge=1, le=MOST_ROWS)]
+FrameBytes = Annotated[int, Meta(ge=2**16, lt=2**32)]
+"""Each side takes frames of 64 KiB at least."""
 Padding = Annotated[int, Meta(ge=0, le=65536)]
 
 ErrorCode = Literal[
@@ -91,9 +95,9 @@ class Sampling(Part, frozen=True):
 class ServerLimits(Part, frozen=True):
     """What a server takes: see `protocol.Limits`; an ended or idle session is forgotten after ``idle_seconds``."""
 
-    frame_bytes: Unsigned
-    tree_nodes: Unsigned
-    chain_nodes: Unsigned
+    frame_bytes: FrameBytes
+    tree_nodes: Nodes
+    chain_nodes: Nodes
     sessions: Unsigned
     in_flight: Unsigned
     idle_seconds: Annotated[float, Meta(ge=0)]
@@ -142,12 +146,14 @@ class Hello(Struct, frozen=True, array_like=True, tag=1):
 
     ``fingerprint`` names target and drafter (ModelInfo.fingerprint). ``formats`` of memory stand in order of preference. Frames to
     the edge are to be padded to multiples of ``padding`` bytes; 0: not at all.
+    The edge takes frames of at most ``frame_bytes``.
     """
 
     versions: Annotated[tuple[Unsigned, ...], Meta(min_length=1, max_length=16)]
     fingerprint: Name
     formats: Annotated[tuple[Name64, ...], Meta(min_length=1, max_length=16)]
     padding: Padding = 0
+    frame_bytes: FrameBytes = 2**20
 
 
 class Open(Part, frozen=True, tag=2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speculative.remote.frames import ServerLimits, Welcome
+from speculative.remote.packing import MOST_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,17 @@ class Limits:
     row_bytes: int | None = None
     newest_bytes: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse trees of more nodes than rows can be numbered."""
+        if not (1 <= self.tree_nodes <= MOST_ROWS and 1 <= self.chain_nodes <= MOST_ROWS):
+            raise ValueError(f"trees have 1 to {MOST_ROWS} nodes, not {self.tree_nodes} or, in a chain, {self.chain_nodes}")
+
     @classmethod
-    def of(cls, welcome: Welcome) -> Limits:
-        """What an edge takes of a server that has introduced itself."""
+    def of(cls, welcome: Welcome, frame_bytes: int) -> Limits:
+        """What an edge takes of a server that has introduced itself; ``frame_bytes`` are those of its own hello."""
         limits, model = welcome.limits, welcome.model
         return cls(
-            frame_bytes=limits.frame_bytes,
+            frame_bytes=frame_bytes,
             tree_nodes=limits.tree_nodes,
             chain_nodes=limits.chain_nodes,
             sessions=limits.sessions,

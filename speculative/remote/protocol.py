@@ -13,9 +13,10 @@ from typing import Any, get_args
 
 import msgspec
 
+from speculative.config import MEMORY_FORMATS, MemoryFormat
 from speculative.errors import ProtocolError
 from speculative.remote import checks, frames
-from speculative.remote.frames import ClientFrame, ServerFrame
+from speculative.remote.frames import ClientFrame, Hello, ServerFrame
 from speculative.remote.limits import Limits
 
 VERSION = 1
@@ -72,6 +73,25 @@ def decode_server(data: bytes, limits: Limits) -> ServerFrame:
     frame: ServerFrame = _decode(_SERVER, data, limits)
     checks.check_server(frame, limits)
     return frame
+
+
+def agree(hello: Hello, fingerprint: str) -> tuple[int, MemoryFormat]:
+    """The version and the format of memory that a server of ``fingerprint`` speaks with an edge; raises ProtocolError for none."""
+    if VERSION not in hello.versions:
+        theirs = ", ".join(map(str, hello.versions))
+        raise ProtocolError(
+            "unsupported_version", f"this server speaks version {VERSION}, the edge {theirs}: update the older of the two"
+        )
+    if not fingerprint or hello.fingerprint != fingerprint:
+        raise ProtocolError(
+            "wrong_model",
+            f"the edge's bundle is of {hello.fingerprint!r}, this server runs {fingerprint!r}: export the bundle anew",
+        )
+    for wanted in hello.formats:
+        for known in MEMORY_FORMATS:
+            if wanted == known:
+                return VERSION, known
+    raise ProtocolError("unsupported_format", f"this server sends memory as {', '.join(MEMORY_FORMATS)}: ask for one of these")
 
 
 def _decode(side: _Side, data: bytes, limits: Limits) -> Any:

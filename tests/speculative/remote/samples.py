@@ -72,6 +72,7 @@ SERVER: list[f.ServerFrame] = [
 
 session = st.integers(0, LIMITS.sessions - 1)
 unsigned = st.integers(0, 2**32 - 1)
+nodes = st.integers(1, 2**16 - 1)
 text = st.text(max_size=20)
 token = st.integers(0, LIMITS.vocab_size - 1)
 logprob = st.floats(max_value=0, allow_nan=False)
@@ -155,6 +156,7 @@ client_frames: st.SearchStrategy[f.ClientFrame] = st.one_of(
         text,
         st.lists(text, min_size=1, max_size=16).map(tuple),
         st.integers(0, 65536),
+        st.integers(2**16, 2**32 - 1),
     ),
     open_frames(),
     st.integers(0, LIMITS.max_model_len).flatmap(
@@ -171,7 +173,9 @@ server_frames: st.SearchStrategy[f.ServerFrame] = st.one_of(
         f.Welcome,
         unsigned,
         text,
-        st.builds(f.ServerLimits, unsigned, unsigned, unsigned, unsigned, unsigned, st.floats(0, allow_infinity=False)),
+        st.builds(
+            f.ServerLimits, st.integers(2**16, 2**32 - 1), nodes, nodes, unsigned, unsigned, st.floats(0, allow_infinity=False)
+        ),
         st.builds(f.Model, text, st.integers(1, 2**32 - 1), st.integers(1000, 2**32 - 1), tokens(), unsigned, unsigned),
     ),
     st.integers(0, LIMITS.max_model_len).flatmap(

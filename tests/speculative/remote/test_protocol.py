@@ -17,7 +17,7 @@ from speculative.errors import EngineError, ProtocolError
 from speculative.remote import frames as f
 from speculative.remote.limits import Limits
 from speculative.remote.packing import pack_rows, pack_tokens, unpack_rows, unpack_tokens
-from speculative.remote.protocol import HEADER, decode_client, decode_server, encode, frame_name
+from speculative.remote.protocol import HEADER, agree, decode_client, decode_server, encode, frame_name
 from speculative.request import Grammar, SamplingParams
 from tests.speculative.remote.samples import CLIENT, LIMITS, SERVER, client_frames, sampling, server_frames
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_refused() -> None:
 # The format cannot change unnoticed
 
 GOLDEN = {
-    "hello": "1a0000009501920102a43966326392a4696e7438a862666c6f6174313640",
+    "hello": "1f0000009601920102a43966326392a4696e7438a862666c6f6174313640ce00100000",
     "open": (
         "840000009a0203c40c0100000002000000e7030000dc001207cb3fe0000000000000cb3ff000000000000000cb0000000000000000cb0000"
         "000000000000cb0000000000000000cb3ff0000000000000919205cbbff8000000000000ff91a10a90c20002c092a57265676578a2612bc3"
@@ -282,9 +282,35 @@ def test_faults_of_one_session_name_it_and_others_name_none() -> None:
     assert refused(decode_client, written(5, "one")).session is None
 
 
-def test_an_edge_takes_a_servers_limits_at_its_word() -> None:
+def test_an_edge_takes_a_servers_limits_at_its_word_but_frames_as_it_said_itself() -> None:
     welcome = SERVER[0]
-    assert isinstance(welcome, f.Welcome) and Limits.of(welcome) == LIMITS
+    assert isinstance(welcome, f.Welcome) and Limits.of(welcome, 2**17) == replace(LIMITS, frame_bytes=2**17)
+
+
+def test_no_tree_has_more_nodes_than_rows_can_be_numbered() -> None:
+    Limits(tree_nodes=2**16 - 1, chain_nodes=2**16 - 1)
+    with pytest.raises(ValueError, match="1 to 65535 nodes, not 64 or, in a chain, 65536"):
+        Limits(chain_nodes=2**16)
+
+
+def test_version_and_format_are_agreed_on() -> None:
+    hello = f.Hello((1, 2), "print", ("int2", "bfloat16", "int8"))
+    assert agree(hello, "print") == (1, "bfloat16")
+    for changes, fingerprint, code in (
+        ({"versions": (2,)}, "print", "unsupported_version"),
+        ({"formats": ("int2",)}, "print", "unsupported_format"),
+        ({}, "another", "wrong_model"),
+        ({"fingerprint": ""}, "", "wrong_model"),
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            agree(msgspec.structs.replace(hello, **changes), fingerprint)
+        assert caught.value.code == code
+
+
+def test_a_step_takes_few_bytes() -> None:
+    tree = f.Verify(3, 120, 700, pack_tokens(range(9)), pack_rows([0, 0, 1, 1, 2, 3, 5, 6, 7]))
+    answer = f.Result(3, 120, 700, pack_tokens(range(4)), pack_rows([1, 3, 6]), 699, bytes(800), stats=f.Stats(0.01, 4, 130))
+    assert len(encode(tree)) == 69 and len(encode(answer)) == 800 + 64
 
 
 def test_before_the_welcome_the_length_of_memory_is_open() -> None:
@@ -315,7 +341,11 @@ def test_before_the_welcome_the_length_of_memory_is_open() -> None:
         (written(2, 1, b"1234", []), "invalid_field", "open.prompt: token id"),
         (framed(b"\x92\x05\x01\x01"), "malformed_frame", "cancel: MessagePack data is malformed: trailing characters"),
         (framed(b"\x95\x02\x01\xc4\x04\0\0\0\0\x90\x00\xa1\xff"), "malformed_frame", "open"),
-        (framed(b"\x9f\x01\x91\x01\xa0\x91\xa0\x00" + b"\x91" * 9999), "malformed_frame", "hello: nested too deeply"),
+        (
+            framed(b"\x9f\x01\x91\x01\xa0\x91\xa0\x00\xce\x00\x10\x00\x00" + b"\x91" * 9999),
+            "malformed_frame",
+            "hello: nested too deeply",
+        ),
     ],
 )
 def test_messages_say_what_is_wrong_and_where(data: bytes, code: str, says: str) -> None:
@@ -325,7 +355,9 @@ def test_messages_say_what_is_wrong_and_where(data: bytes, code: str, says: str)
 
 
 def test_later_versions_may_add_to_the_first_frames_and_to_no_other() -> None:
-    assert decode_client(written(1, [1, 2], "print", ["int8"], 0, {"new": [1]}), LIMITS) == f.Hello((1, 2), "print", ("int8",))
+    assert decode_client(written(1, [1, 2], "print", ["int8"], 0, 2**20, {"new": [1]}), LIMITS) == f.Hello(
+        (1, 2), "print", ("int8",)
+    )
     welcome = SERVER[0]
     more = [*msgspec.msgpack.decode(encode(welcome)[HEADER:]), "new"]
     assert decode_server(written(*more), LIMITS) == welcome
