@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.config import DecoderConfig
 from models.edge_bundle import EdgeBundle, read_bundle
 from models.edge_saving import write_bundle
 from models.errors import CheckpointError
@@ -283,6 +284,25 @@ def test_a_drafter_that_runs_through_borrowed_layers_stays_with_its_target(expor
     edit(out, drafter={**json.loads((out / "config.json").read_text())["drafter"], "target_layer_inference": 1})
     with pytest.raises(CheckpointError, match="only drafters with N = 0"):
         read_bundle(out, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e6, "tie_word_embeddings": True},
+        {"architectures": ["Qwen3ForCausalLM"], "head_dim": 24, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64},
+        },
+    ],
+)
+def test_sizes_of_targets_are_written_as_they_are_read(config: dict[str, Any]) -> None:
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4}
+    read = DecoderConfig.from_hf({**sizes, "num_key_value_heads": 2, **config})
+    assert DecoderConfig.from_hf(json.loads(json.dumps(read.to_hf()))) == read
 
 
 def test_large_weights_are_cut_into_shards(drafters: dict[str, Path], tmp_path: Path) -> None:
