@@ -144,7 +144,7 @@ class Stats(Part, frozen=True):
 class Hello(Struct, frozen=True, array_like=True, tag=1):
     """The edge's first frame. Later versions may add fields behind these, which are passed over, as are unknown formats.
 
-    ``fingerprint`` names target and drafter (ModelInfo.fingerprint). ``formats`` of memory stand in order of preference. Frames to
+    ``fingerprint`` names target and drafter (ModelInfo.pair). ``formats`` of memory stand in order of preference. Frames to
     the edge are to be padded to multiples of ``padding`` bytes (0: not at all) and have at most ``frame_bytes``.
     """
 

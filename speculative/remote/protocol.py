@@ -76,7 +76,7 @@ def decode_server(data: bytes, limits: Limits) -> ServerFrame:
 
 
 def agree(hello: Hello, fingerprint: str) -> tuple[int, MemoryFormat]:
-    """The version and the format of memory that a server of ``fingerprint`` speaks with an edge; raises ProtocolError for none."""
+    """Version and format of memory for an edge; ``fingerprint`` is the server's ModelInfo.pair. Raises ProtocolError for none."""
     if VERSION not in hello.versions:
         theirs = ", ".join(map(str, hello.versions))
         raise ProtocolError(
