@@ -92,6 +92,7 @@ class ScriptedEngine:
             tokens = tuple(left.popleft() if left else EOS for _ in range(self._tokens_per_step))
             count = each.request.params.logprobs
             told = None if count is None else [_logprob(token, count) for token in tokens]
+            each.num_target_calls += 1
             outputs.append(each.append(tokens, len(tokens) - 1, told, frozenset({EOS})))
             if each.finish_reason is not None:
                 self.running.remove(each)
