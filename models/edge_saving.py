@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from models.edge import EdgeNetworks, edge_weights
@@ -28,7 +27,7 @@ from models.int8 import quantize, with_int8_weights
 from models.llama import Llama
 from models.loader import read_json
 from models.moa import MoA
-from models.saving import MAX_SHARD, TOKENIZER_FILES, copy_settings
+from models.saving import MAX_SHARD, TOKENIZER_FILES, copy_settings, write_weights
 
 
 def write_bundle(
@@ -57,7 +56,7 @@ def write_bundle(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
         made = Path(place)
-        save_torch_state_dict(tensors, made, max_shard_size=max_shard)
+        write_weights(tensors, made, max_shard)
         weights = list(made.iterdir())
         copy_settings(base, made)
         fixed = [*weights, *(file for pattern in TOKENIZER_FILES for file in made.glob(pattern))]

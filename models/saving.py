@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -101,13 +102,25 @@ def copy_settings(base: Path, folder: Path) -> None:
             shutil.copyfile(file, folder / file.name)
 
 
+def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard: str = MAX_SHARD) -> None:
+    """Tensors as sharded safetensors, in a folder that exists.
+
+    safetensors lets nobody but the owner read its files; models are also read by servers that run as somebody else.
+    """
+    save_torch_state_dict(tensors, folder, max_shard_size=max_shard)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o666 & ~mask)
+
+
 def _save(tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype, max_shard: str) -> None:
     """Integers stay what they are."""
     kept = {
         name: x.detach().to("cpu", dtype if x.is_floating_point() else x.dtype, copy=True).contiguous()
         for name, x in tensors.items()
     }
-    save_torch_state_dict(kept, folder, max_shard_size=max_shard)
+    write_weights(kept, folder, max_shard)
 
 
 def _published_layer(layer: DecoderLayer, prefix: str) -> dict[str, Tensor]:

@@ -101,6 +101,14 @@ def test_tied_embeddings_are_stored_and_held_once(make_engine: MakeEngine, draft
     both.assert_same_trees()
 
 
+def test_whoever_may_read_the_settings_may_read_the_weights(export: Callable[..., Path], tmp_path: Path) -> None:
+    bundle, saved = export(), tmp_path / "drafter"
+    save_drafter(random_moa(), saved)
+    for folder in (bundle, saved):
+        modes = {file.stat().st_mode for file in folder.iterdir() if file.suffix in (".json", ".safetensors")}
+        assert len(modes) == 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bundle_holds_what_drafts_and_nothing_else(export: Callable[..., Path], drafters: dict[str, Path], kind: str) -> None:
     out = export(kind, dtype="bfloat16")
