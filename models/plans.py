@@ -37,8 +37,8 @@ def decode_plan(cache: KVCache, groups: int, lengths: Sequence[int], first_slot:
     batch, device = len(lengths), cache.data.device
     offsets = torch.tensor(lengths, device=device)
     mask = _text_mask(cache, span_of(cache, max(lengths) + 1), offsets.view(-1, 1, 1, 1).expand(-1, -1, groups, -1))
-    write = cache.flat_rows(counting(batch, device), offsets) + first_slot * cache.rows_per_slot
-    return AttentionPlan(first_slot, batch, 1, offsets, write, mask)
+    slots = counting(first_slot + batch, device)[first_slot:]
+    return AttentionPlan(first_slot, batch, 1, offsets, cache.flat_rows(slots, offsets), mask)
 
 
 def _text_mask(cache: KVCache, span: int, last: Tensor) -> Tensor:

@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speculative.config import EngineConfig, EngineStatus, ModelInfo
 from speculative.engine import Engine
-from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError, InvalidRequestError
-from speculative.kv_bytes import Contents
+from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
 from speculative.request import FinishReason, Grammar, OfferedTree, Request, RequestOutput, RequestStats
 
 T = TypeVar("T")
@@ -164,21 +163,7 @@ class AsyncEngine:
 
         What is gained comes with the outputs of ``generate``.
         """
-        if not self.alive:
-            raise EngineNotReadyError("the engine is not running")
-        answer: asyncio.Future[InvalidRequestError | None] = asyncio.get_running_loop().create_future()
-
-        def offer(engine: Engine) -> None:
-            refused = None
-            try:
-                engine.offer(request_id, tree)
-            except InvalidRequestError as error:
-                refused = error
-            self._call(_answer, answer, refused)
-
-        self._commands.put(offer)
-        if (refused := await answer) is not None:
-            raise refused
+        await self._ask(lambda engine: engine.offer(request_id, tree))
 
     def known_blocks(self, keys: Sequence[bytes]) -> int:
         """How many of a text's leading blocks, by their keys (see ``prefix_cache``), need not be computed."""
@@ -186,21 +171,14 @@ class AsyncEngine:
 
     async def read_blocks(self, keys: Sequence[bytes], first: int) -> list[bytes]:
         """The leading blocks that are kept, from the one numbered ``first`` on, for ``write_blocks`` of an engine like this one."""
-        if not self.alive:
-            raise EngineNotReadyError("the engine is not running")
         prefixes = self._loaded_engine().prefixes
-        answer: asyncio.Future[Contents] = asyncio.get_running_loop().create_future()
-
-        def read(engine: Engine) -> None:
-            try:
-                found = engine.prefixes.read(keys, first)
-            except Exception:  # what is only to be stored must not end the engine
-                logger.exception("blocks could not be read")
-                found = engine.prefixes.read([])
-            self._call(_answer, answer, found)
-
-        self._commands.put(read)
-        contents = await answer
+        try:
+            contents = await self._ask(lambda engine: engine.prefixes.read(keys, first))
+        except EngineError:
+            raise
+        except Exception:  # what is only to be stored fails nobody
+            logger.exception("blocks could not be read")
+            return []
         return await asyncio.to_thread(prefixes.format.pack, contents)
 
     async def write_blocks(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
@@ -218,6 +196,23 @@ class AsyncEngine:
                 logger.exception("blocks could not be kept")
 
         self._commands.put(add)
+
+    async def _ask(self, work: Callable[[Engine], T]) -> T:
+        """What the engine's thread brings between two steps; what it raises is raised here."""
+        if not self.alive:
+            raise EngineNotReadyError("the engine is not running")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def ask(engine: Engine) -> None:
+            try:
+                result = work(engine)
+            except Exception as error:
+                self._call(_fail, answer, error)
+            else:
+                self._call(_answer, answer, result)
+
+        self._commands.put(ask)
+        return await answer
 
     def _loaded_engine(self) -> Engine:
         if self._engine is None:
@@ -301,3 +296,8 @@ class AsyncEngine:
 def _answer(future: asyncio.Future[T], result: T) -> None:
     if not future.done():  # who asked may have gone
         future.set_result(result)
+
+
+def _fail(future: asyncio.Future[T], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -13,13 +13,14 @@ from transformers import PreTrainedTokenizerBase
 from models.kv_cache import KVCache
 from models.llama import CompiledGraph, Llama
 from models.plans import prefill_plan
+from speculative.acceptance import accept_paths, keep_paths, path_logprobs
 from speculative.batch import verify_plan
 from speculative.config import EngineStatus, ModelInfo
 from speculative.detokenizer import Detokenizer
 from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.errors import InvalidRequestError
 from speculative.grammar import Grammars
-from speculative.logprobs import text_logprobs, token_logprobs
+from speculative.logprobs import text_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.prediction import Prediction
 from speculative.prefixes import Prefixes
@@ -32,7 +33,7 @@ from speculative.sequence import Sequence
 from speculative.timing import StepClock
 from speculative.tree import DraftTree
 from speculative.validation import check_request, check_tree
-from speculative.verification import Acceptance, verify_tree
+from speculative.verification import Acceptance
 
 
 class Engine:
@@ -166,9 +167,9 @@ class Engine:
         tree = self._draft(batch)
         self.clock.end("draft")
         batch, tree, logits, best, tapped = self._verify(batch, tree)
-        accepted = self._accept(batch, tree, logits, best)
+        accepted = accept_paths(batch, tree, logits, best)
         self.clock.end("verify")
-        logprobs = self._logprobs(batch, accepted, logits)
+        logprobs = path_logprobs(batch, accepted, logits)
         outputs = self._commit(batch, tree, accepted, logprobs, tapped)
         self.clock.end("commit")
         return outputs
@@ -210,8 +211,8 @@ class Engine:
             return sequence.finish("length")
         batch, tree = [sequence], DraftTree.empty(1)
         logits, best = (each.unsqueeze(0) for each in self._choices(hidden))
-        accepted = self._accept(batch, tree, logits, best)
-        (logprobs,) = self._logprobs(batch, accepted, logits)
+        accepted = accept_paths(batch, tree, logits, best)
+        (logprobs,) = path_logprobs(batch, accepted, logits)
         return sequence.append(accepted[0].tokens, 0, logprobs, self.eos_token_ids)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
@@ -252,29 +253,6 @@ class Engine:
         logits = self.target.logits(hidden)
         return logits, argmax(logits)
 
-    def _accept(self, batch: list[Sequence], tree: DraftTree, logits: Tensor, best: Tensor) -> list[Acceptance]:
-        """The path that the target itself would have taken through each tree."""
-        greedy = best.tolist()
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-        accepted: list[Acceptance] = []
-        for index, sequence in enumerate(batch):
-            size, room = tree.sizes[index], sequence.max_length - len(sequence.tokens)
-
-            def target_choice(row: int, index: int = index, sequence: Sequence = sequence) -> int:
-                return sequence.sampler.choose(logits[index, row], greedy[index][row])
-
-            accepted.append(verify_tree(tokens[index][:size], parents[index][:size], target_choice, room))
-        return accepted
-
-    def _logprobs(self, batch: list[Sequence], accepted: list[Acceptance], logits: Tensor) -> list[list[TokenLogprob] | None]:
-        """What each sequence is to be told of its new tokens' log-probabilities."""
-        return [
-            None
-            if (count := sequence.request.params.logprobs) is None
-            else token_logprobs(logits[index, [0, *acceptance.rows]], acceptance.tokens, count)
-            for index, (sequence, acceptance) in enumerate(zip(batch, accepted, strict=True))
-        ]
-
     def _commit(
         self,
         batch: list[Sequence],
@@ -284,7 +262,9 @@ class Engine:
         tapped: Tensor | None,
     ) -> list[RequestOutput]:
         """Keep the accepted paths' keys and values, tell the drafter, publish the text, free what has ended."""
-        self._keep_paths(batch, tree, accepted, tapped)
+        verified = keep_paths(self.cache, batch, tree, accepted, tapped)
+        if self.drafter is not None and verified is not None:
+            self.drafter.extend(verified, self.cache)
         outputs = []
         for sequence, acceptance, drafted, told in zip(batch, accepted, tree.sizes, logprobs, strict=True):
             sequence.num_target_calls += 1
@@ -300,36 +280,6 @@ class Engine:
             return output
         memory = self.memory.read(sequence)
         return output if memory is None else replace(output, memory=memory)
-
-    def _keep_paths(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None) -> None:
-        """Move accepted rows from scratch to their place in the text and let the drafter see them."""
-        # Per row: slot, position, token, and where it stands in the cache now and from now on.
-        kept: list[tuple[int, int, int, int, int]] = []
-        drafter_sees: list[int] = []
-        scratch = self.cache.scratch
-        for sequence, acceptance, straight in zip(batch, accepted, tree.straight or (False,) * len(batch), strict=True):
-            if sequence.speculative:
-                drafter_sees.extend(range(len(kept), len(kept) + len(acceptance.tokens)))
-            tokens = (sequence.tokens[-1], *acceptance.tokens)
-            for depth, row in enumerate((0, *acceptance.rows)):
-                slot, position = sequence.slot, sequence.num_computed + depth
-                final = self.cache.flat_row(slot, position)
-                drafted = final if straight else self.cache.flat_row(slot, row - scratch)
-                kept.append((slot, position, tokens[depth], drafted, final))
-        if tree.num_rows == 1 and not drafter_sees:
-            return
-        # One tensor instead of five: making one costs more than its few numbers.
-        slots, positions, token_ids, drafted_rows, final_rows = self._tensor([list(column) for column in zip(*kept, strict=True)])
-        if tree.num_rows > 1:
-            self.cache.move_rows(drafted_rows, final_rows)
-        if self.drafter is not None and drafter_sees:
-            if tapped is not None:
-                rows = [n * tree.num_rows + row for n, path in enumerate(accepted) for row in (0, *path.rows)]
-                tapped = tapped.index_select(0, self._tensor(rows))
-            verified = VerifiedTokens(slots, positions, token_ids, tapped)
-            if len(drafter_sees) < len(kept):
-                verified = verified.only(self._tensor(drafter_sees))
-            self.drafter.extend(verified, self.cache)
 
     def _finish(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
         self._release(sequence)

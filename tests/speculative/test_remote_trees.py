@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -44,8 +45,14 @@ def _above(parents: list[int], row: int):
         row = parents[row - 1]
 
 
-def drive(engine: Engine, requests: list[Request], expected: dict[str, list[int]], chance: random.Random) -> dict[str, list[int]]:
-    """Run requests, offering trees at random times to those that are remote."""
+def drive(
+    engine: Engine,
+    requests: list[Request],
+    expected: dict[str, list[int]],
+    chance: random.Random,
+    look: Callable[[RequestOutput], None] = lambda output: None,
+) -> dict[str, list[int]]:
+    """Run requests, offering trees at random times to those that are remote, with a ``look`` at what does not end one."""
     outputs: dict[str, list[RequestOutput]] = {each.request_id: [] for each in requests}
     for each in requests:
         engine.add(each)
@@ -60,6 +67,8 @@ def drive(engine: Engine, requests: list[Request], expected: dict[str, list[int]
                 outputs[output.request_id].append(output)
                 if output.finish_reason is not None:
                     del left[output.request_id]
+                else:
+                    look(output)
             engine.scheduler.check_integrity()
     return tokens(outputs)
 
@@ -157,29 +166,22 @@ def test_memory_comes_once_and_as_the_drafter_has_it(
     assert isinstance(kept, MoADrafter)
     codec, chance = MemoryCodec.of(kept.config, memory), random.Random(0)
     begin = {each.request_id: max(0, len(each.prompt_token_ids) - (window or 1000)) for each in requests}
-    outputs: dict[str, list[RequestOutput]] = {each.request_id: [] for each in requests}
-    for each in requests:
-        engine.add(each)
-    left = {each.request_id: each for each in requests}
-    while left:
-        for name, each in left.items():
-            if said := tokens(outputs)[name]:
-                engine.offer(name, offered(chance, len(each.prompt_token_ids) + len(said), expected[name][len(said) :]))
-        for output in engine.step():
-            outputs[output.request_id].append(output)
-            if output.finish_reason is not None:
-                del left[output.request_id]
-            elif output.memory is not None:
-                name = output.request_id
-                sequence = engine.scheduler.find(name)
-                assert sequence is not None and output.memory.first == begin[name]
-                rows, newest = kept.memory(sequence.slot, begin[name], sequence.num_computed)
-                assert torch.equal(codec.rows.decode(output.memory.rows), codec.rows.decode(codec.rows.encode(rows)))
-                begin[name] = sequence.num_computed
-                assert (newest is None) == (output.memory.newest == b"")
-                if newest is not None and codec.newest is not None:
-                    assert output.memory.newest == codec.newest.encode(newest)
-    assert tokens(outputs) == expected
+
+    def look(output: RequestOutput) -> None:
+        if output.memory is None:
+            return
+        name = output.request_id
+        sequence = engine.scheduler.find(name)
+        assert sequence is not None and output.memory.first == begin[name]
+        rows, newest = kept.memory(sequence.slot, begin[name], sequence.num_computed)
+        assert torch.equal(codec.rows.decode(output.memory.rows), codec.rows.decode(codec.rows.encode(rows)))
+        begin[name] = sequence.num_computed
+        assert (newest is None) == (output.memory.newest == b"")
+        if newest is not None and codec.newest is not None:
+            assert output.memory.newest == codec.newest.encode(newest)
+
+    assert drive(engine, requests, expected, chance, look) == expected
+    assert all(begin[each.request_id] >= len(each.prompt_token_ids) for each in requests)
 
 
 def test_a_next_turn_has_what_is_cached_sent_too(make_engine: MakeEngine) -> None:

@@ -1,0 +1,80 @@
+"""What a verification has gained: which paths are accepted, what is told of them, and where their rows go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from models.kv_cache import KVCache
+from speculative.drafters.base import VerifiedTokens
+from speculative.logprobs import token_logprobs
+from speculative.request import TokenLogprob
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+from speculative.verification import Acceptance, verify_tree
+
+
+def accept_paths(batch: Many[Sequence], tree: DraftTree, logits: Tensor, best: Tensor) -> list[Acceptance]:
+    """The path that the target itself would have taken through each tree.
+
+    ``logits`` [B, N+1, V] are of all rows, ``best`` [B, N+1] the likeliest token of each.
+    """
+    greedy = best.tolist()
+    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    accepted: list[Acceptance] = []
+    for index, sequence in enumerate(batch):
+        size, room = tree.sizes[index], sequence.max_length - len(sequence.tokens)
+
+        def target_choice(row: int, index: int = index, sequence: Sequence = sequence) -> int:
+            return sequence.sampler.choose(logits[index, row], greedy[index][row])
+
+        accepted.append(verify_tree(tokens[index][:size], parents[index][:size], target_choice, room))
+    return accepted
+
+
+def path_logprobs(batch: Many[Sequence], accepted: Many[Acceptance], logits: Tensor) -> list[list[TokenLogprob] | None]:
+    """What each sequence is to be told of its new tokens' log-probabilities; ``logits`` as above."""
+    return [
+        None
+        if (count := sequence.request.params.logprobs) is None
+        else token_logprobs(logits[index, [0, *acceptance.rows]], acceptance.tokens, count)
+        for index, (sequence, acceptance) in enumerate(zip(batch, accepted, strict=True))
+    ]
+
+
+def keep_paths(
+    cache: KVCache, batch: Many[Sequence], tree: DraftTree, accepted: Many[Acceptance], tapped: Tensor | None
+) -> VerifiedTokens | None:
+    """Move accepted rows of ``cache`` from scratch to their place in the text; what the drafter is to see of them, if anything.
+
+    ``tapped`` [B·(N+1), taps·E] are of all rows.
+    """
+    # Per row: slot, position, token, and where it stands in the cache now and from now on.
+    kept: list[tuple[int, int, int, int, int]] = []
+    drafter_sees: list[int] = []
+    for sequence, acceptance, straight in zip(batch, accepted, tree.straight or (False,) * len(batch), strict=True):
+        if sequence.speculative:
+            drafter_sees.extend(range(len(kept), len(kept) + len(acceptance.tokens)))
+        tokens = (sequence.tokens[-1], *acceptance.tokens)
+        for depth, row in enumerate((0, *acceptance.rows)):
+            slot, position = sequence.slot, sequence.num_computed + depth
+            final = cache.flat_row(slot, position)
+            drafted = final if straight else cache.flat_row(slot, row - cache.scratch)
+            kept.append((slot, position, tokens[depth], drafted, final))
+    if tree.num_rows == 1 and not drafter_sees:
+        return None
+    device = cache.data.device
+    # One tensor instead of five: making one costs more than its few numbers.
+    columns = torch.tensor([list(column) for column in zip(*kept, strict=True)], device=device)
+    slots, positions, token_ids, drafted_rows, final_rows = columns
+    if tree.num_rows > 1:
+        cache.move_rows(drafted_rows, final_rows)
+    if not drafter_sees:
+        return None
+    if tapped is not None:
+        rows = [n * tree.num_rows + row for n, path in enumerate(accepted) for row in (0, *path.rows)]
+        tapped = tapped.index_select(0, torch.tensor(rows, device=device))
+    verified = VerifiedTokens(slots, positions, token_ids, tapped)
+    return verified.only(torch.tensor(drafter_sees, device=device)) if len(drafter_sees) < len(kept) else verified
