@@ -96,7 +96,7 @@ async def within(seconds: float, outputs: Outputs) -> Outputs:
 
 def places_for(serving: Serving, requests: Sequence[Request]) -> Places:
     """Places in the queue, to be released by the caller: outputs that nobody begins to read give nothing back."""
-    return serving.admission.take([len(request.prompt_token_ids) for request in requests])
+    return serving.admission.take([len(request.given_token_ids) for request in requests])
 
 
 async def run(serving: Serving, requests: Sequence[Request], places: Places) -> Outputs:

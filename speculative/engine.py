@@ -79,6 +79,8 @@ class Engine:
         if request.params.grammar is not None:
             self.check_grammar(request.params.grammar)
         check_request(request, self.info)
+        if request.output_token_ids or request.text_length:
+            self._begin(request)
         if request.memory is not None and not (request.remote and request.params.speculative and self.memory):
             raise InvalidRequestError(
                 "memory is for remote requests with drafts, and this engine needs a MoA drafter of N = 0 for it",
@@ -94,20 +96,23 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; raises InvalidRequestError."""
         self.validate(request)
+        self.scheduler.add(self._begin(request))
+
+    def _begin(self, request: Request) -> Sequence:
         params, prompt = request.params, request.prompt_token_ids
         limit = self.info.max_model_len
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         grammar = self.grammars.follow(params.grammar) if self.grammars is not None and params.grammar is not None else None
-        self.scheduler.add(
-            Sequence(
-                request=request,
-                sampler=Sampler(params, seed, prompt, self.eos_token_ids, grammar),
-                max_length=limit if params.max_tokens is None else len(prompt) + params.max_tokens,
-                detokenizer=Detokenizer(self._text, params.stop, params.min_tokens),
-                tokens=list(prompt),
-                prediction=Prediction(request.prediction) if request.prediction else None,
-            )
+        sequence = Sequence(
+            request=request,
+            sampler=Sampler(params, seed, prompt, self.eos_token_ids, grammar),
+            max_length=limit if params.max_tokens is None else len(prompt) + params.max_tokens,
+            detokenizer=Detokenizer(self._text, params.stop, params.min_tokens),
+            tokens=list(prompt),
+            prediction=Prediction(request.prediction) if request.prediction else None,
         )
+        sequence.take_output(self.eos_token_ids)
+        return sequence
 
     def offer(self, request_id: str, tree: OfferedTree) -> None:
         """Let a remote request go on with a tree, from the next step on; raises InvalidRequestError.
@@ -196,7 +201,7 @@ class Engine:
         sequence.num_target_calls += 1
         sequence.num_computed = chunk.end
         if (count := sequence.request.params.prompt_logprobs) is not None:
-            following = sequence.tokens[chunk.start + 1 : chunk.end + 1]
+            following = sequence.tokens[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
             sequence.prompt_logprobs += text_logprobs(self.target, hidden, following, count)
         if self.drafter is not None and sequence.speculative:
             verified = VerifiedTokens(torch.full_like(token_ids, sequence.slot), plan.positions, token_ids, tapped)

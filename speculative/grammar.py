@@ -110,10 +110,11 @@ class GrammarMatcher:
         """True once the text has its end token."""
         return self._stuck or self._matcher.is_terminated()
 
-    def accept(self, token: int) -> None:
-        """The text goes on with ``token``, which must be one that is allowed."""
-        if not self._matcher.accept_token(token):
-            self._stuck = True
+    def accept(self, token: int) -> bool:
+        """The text goes on with ``token``; False where that is not allowed, and the text has ended then."""
+        accepted: bool = self._matcher.accept_token(token)
+        self._stuck = self._stuck or not accepted
+        return accepted
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next."""

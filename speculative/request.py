@@ -98,6 +98,10 @@ class Request:
     ``cache_salt`` share what is cached of their prompts. The draft trees of a ``remote`` one come from outside (`OfferedTree`), and
     its text does not go on until one has come. Who drafts for it with the same drafter wants its ``memory`` in some format, from
     position ``memory_from`` on.
+
+    ``output_token_ids`` were written elsewhere: they are taken as they are, behind the prompt, and count as output in all that
+    looks at it (noise, penalties, grammar, limits). Whoever has ``text_length`` characters of their text is told the
+    rest.
     """
 
     request_id: str
@@ -109,6 +113,13 @@ class Request:
     remote: bool = False
     memory: MemoryFormat | None = None
     memory_from: int = 0
+    output_token_ids: tuple[int, ...] = ()
+    text_length: int = 0
+
+    @property
+    def given_token_ids(self) -> tuple[int, ...]:
+        """What is read before the first token is generated."""
+        return (*self.prompt_token_ids, *self.output_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +160,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What a request has cost and gained so far.
+    """What a request has cost and gained here so far.
 
     ``acceptance_histogram[k]`` counts verifications in which exactly k draft tokens were accepted. ``num_drafts`` counts the
     verifications that carried a draft; ``num_target_calls`` counts every target pass, prefill chunks included.

@@ -41,12 +41,15 @@ class Sampler:
         if self.grammar is not None and self.grammar.ended:
             return best  # beyond the end of the text: nobody will read it
         token = best if self._takes(best) else self._choose(logits)
+        self.take(token)
+        return token
+
+    def take(self, token: int) -> bool:
+        """The text goes on with ``token``; False where its grammar does not allow that."""
         self.chosen.append(token)
         if self._counted is not None:
             self._counted.add(token)
-        if self.grammar is not None:
-            self.grammar.accept(token)
-        return token
+        return self.grammar is None or self.grammar.accept(token)
 
     def _takes(self, best: int) -> bool:
         """Whether the likeliest token is the choice, whatever the others' logits."""
@@ -78,7 +81,7 @@ class Sampler:
     def _penalised(self, scores: Tensor) -> Tensor:
         params = self.params
         if self._counted is None:
-            self._counted = _Counts(scores, self.prompt)
+            self._counted = _Counts(scores, self.prompt, self.chosen)
         counts, seen = self._counted.output, self._counted.seen
         if params.repetition_penalty != 1.0:
             penalised = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
@@ -96,9 +99,11 @@ class Sampler:
 class _Counts:
     """How often each token stands in the output [V], and whether it does in prompt or output [V]."""
 
-    def __init__(self, like: Tensor, prompt: Sequence[int]) -> None:
+    def __init__(self, like: Tensor, prompt: Sequence[int], output: Sequence[int]) -> None:
         self.output, self.seen = torch.zeros_like(like), torch.zeros_like(like, dtype=torch.bool)
         self.seen[list(prompt)] = True
+        for token in output:
+            self.add(token)
 
     def add(self, token: int) -> None:
         """``token`` stands in the output once more."""

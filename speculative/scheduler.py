@@ -24,8 +24,8 @@ class PrefillChunk:
 
     @property
     def last(self) -> bool:
-        """Whether the prompt ends here."""
-        return self.end == self.sequence.num_prompt_tokens
+        """Whether what is to be read ends here."""
+        return self.end == self.sequence.num_given_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Scheduler:
             if sequence is None:
                 break
             start = sequence.num_computed
-            chunk = PrefillChunk(sequence, start, min(sequence.num_prompt_tokens, start + budget))
+            chunk = PrefillChunk(sequence, start, min(sequence.num_given_tokens, start + budget))
             budget -= chunk.end - start
             yield chunk
             if not chunk.last:

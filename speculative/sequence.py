@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from speculative.detokenizer import Detokenizer
+from speculative.errors import InvalidRequestError
 from speculative.prediction import Prediction
 from speculative.request import FinishReason, Memory, OfferedTree, Request, RequestOutput, RequestStats, TokenLogprob
 from speculative.sampler import Sampler
@@ -18,7 +19,7 @@ class Sequence:
     ``tokens`` are prompt and output. The target's cache holds the first ``num_computed`` of them; once the prompt is prefilled
     that is all but the newest. ``num_cached`` of them were there before it began, and the drafter knows those from
     ``drafter_start`` on. ``block_keys`` name its beginnings: see ``prefix_cache``. ``offered`` is the next tree of a remote one,
-    which has been sent memory up to ``memory_end``.
+    which has been sent memory up to ``memory_end``. ``untold`` is text of the output that the request came with.
     """
 
     request: Request
@@ -30,6 +31,7 @@ class Sequence:
     offered: OfferedTree | None = None
     memory_end: int = 0
     slot: int = -1
+    untold: str = ""
     num_computed: int = 0
     num_cached: int = 0
     drafter_start: int = 0
@@ -52,6 +54,11 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
+    def num_given_tokens(self) -> int:
+        """Length of the prompt and of the output that the request came with."""
+        return self.num_prompt_tokens + len(self.request.output_token_ids)
+
+    @property
     def speculative(self) -> bool:
         """Whether drafts are wanted, from here or elsewhere."""
         return self.request.params.speculative
@@ -66,6 +73,29 @@ class Sequence:
         """Whether it cannot go on before a tree has come from outside."""
         return self.request.remote and self.offered is None
 
+    def take_output(self, eos_token_ids: frozenset[int]) -> None:
+        """Take the output that the request brings as if it had been written here; InvalidRequestError where that cannot be."""
+        output = self.request.output_token_ids
+        text = ""
+        for place, token in enumerate(output):
+            if not self.sampler.take(token):
+                raise InvalidRequestError(f"token {place} of the output cannot follow in its grammar", param="output_token_ids")
+            text += self.detokenizer.add(token)
+            if self._is_end(token, eos_token_ids) or self.detokenizer.stopped:
+                raise InvalidRequestError(f"the output has ended with its token {place}: nothing follows", param="output_token_ids")
+        if self.prediction is not None:
+            self.prediction.follow(output)
+        if self.request.text_length > len(text):
+            raise InvalidRequestError(
+                f"the output's text has {len(text)} characters so far, not {self.request.text_length}", param="text_length"
+            )
+        self.untold = text[self.request.text_length :]
+        self.tokens += output
+
+    def _is_end(self, token: int, eos_token_ids: frozenset[int]) -> bool:
+        params = self.request.params
+        return (token in eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
+
     def append(
         self, tokens: tuple[int, ...], drafted: int, logprobs: list[TokenLogprob] | None, eos_token_ids: frozenset[int]
     ) -> RequestOutput:
@@ -77,13 +107,12 @@ class Sequence:
         if self.first_token_time is None:
             self.first_token_time = now
         self.last_token_time = now
-        params = self.request.params
         kept: list[int] = []
         text = ""
         for token in tokens:
             kept.append(token)
             self.tokens.append(token)
-            if (token in eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids:
+            if self._is_end(token, eos_token_ids):
                 text += self.detokenizer.flush()
                 self.finish_reason = "stop"
             else:
@@ -111,6 +140,7 @@ class Sequence:
         self, tokens: tuple[int, ...], text: str, logprobs: tuple[TokenLogprob, ...] | None = None, accepted: int = 0
     ) -> RequestOutput:
         of_prompt, self.prompt_logprobs = tuple(self.prompt_logprobs) or None, []
+        text, self.untold = self.untold + text, ""
         return RequestOutput(self.request.request_id, tokens, text, self.finish_reason, self.stats(), logprobs, of_prompt, accepted)
 
     def _count_verification(self, drafted: int, accepted: int) -> None:
@@ -130,7 +160,7 @@ class Sequence:
         """A snapshot of the counters."""
         return RequestStats(
             prompt_tokens=self.num_prompt_tokens,
-            completion_tokens=len(self.tokens) - self.num_prompt_tokens,
+            completion_tokens=len(self.tokens) - self.num_given_tokens,
             cached_tokens=self.num_cached,
             num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,

@@ -14,7 +14,13 @@ def check_request(request: Request, info: ModelInfo) -> None:
     if not prompt:
         raise InvalidRequestError("the prompt is empty", param="prompt")
     biased = tuple(token for token, _ in request.params.logit_bias)
-    for name, tokens in (("prompt", prompt), ("stop_token_ids", request.params.stop_token_ids), ("logit_bias", biased)):
+    output = request.output_token_ids
+    for name, tokens in (
+        ("prompt", prompt),
+        ("output_token_ids", output),
+        ("stop_token_ids", request.params.stop_token_ids),
+        ("logit_bias", biased),
+    ):
         outside = next((token for token in tokens if not 0 <= token < info.vocab_size), None)
         if outside is not None:
             raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {info.vocab_size}", param=name)
@@ -24,7 +30,16 @@ def check_request(request: Request, info: ModelInfo) -> None:
             f"This model's maximum context length is {limit} tokens. However, your prompt is too long: it has {len(prompt)}.",
             param="prompt",
         )
+    if len(prompt) + len(output) >= limit:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens, and prompt and output have {len(prompt) + len(output)}.",
+            param="output_token_ids",
+        )
     wanted = request.params.max_tokens
+    if wanted is not None and output and len(output) >= wanted:
+        raise InvalidRequestError(
+            f"the output has {len(output)} tokens already, and max_tokens is {wanted}", param="output_token_ids"
+        )
     if wanted is not None and len(prompt) + wanted > limit:
         raise ContextLengthError(
             f"This model's maximum context length is {limit} tokens. However, your prompt has {len(prompt)} and max_tokens "
@@ -38,7 +53,7 @@ def check_tree(tree: OfferedTree, sequence: Sequence, vocab_size: int, most: int
     length, room = len(sequence.tokens), sequence.max_length - len(sequence.tokens) - 1
     if not sequence.request.remote:
         raise InvalidRequestError("this request's drafts are made here: it takes no trees", param="request_id")
-    if length == sequence.num_prompt_tokens:
+    if sequence.first_token_time is None:
         raise InvalidRequestError("its prompt is still being read: trees hang from its first token on", param="length")
     if tree.length != length:
         raise InvalidRequestError(f"the text has {length} tokens, not {tree.length}: draft from its last one", param="length")

@@ -33,10 +33,10 @@ class Conversations:
 
     async def restore(self, requests: Sequence[Request]) -> None:
         """Hand the engine what the store has of prompts beyond what the engine itself knows."""
-        prompts = {(request.prompt_token_ids, request.cache_salt): request for request in requests}
+        prompts = {(request.given_token_ids, request.cache_salt): request for request in requests}
         for request in prompts.values():
             if request.params.prompt_logprobs is None:  # these need all of the prompt computed
-                await self._restore(_keys(request, request.prompt_token_ids[:-1]))
+                await self._restore(_keys(request, request.given_token_ids[:-1]))
 
     async def _restore(self, keys: list[bytes]) -> None:
         known = self._engine.known_blocks(keys)
@@ -52,7 +52,7 @@ class Conversations:
 
     def keep(self, request: Request, generated: Sequence[int]) -> None:
         """Store a text that has ended, some time soon; nobody waits for it."""
-        keys = _keys(request, (*request.prompt_token_ids, *generated))
+        keys = _keys(request, (*request.given_token_ids, *generated))
         if keys and len(self._storing) < MOST_WAITING:
             task = asyncio.create_task(self._keep(keys))
             self._storing.add(task)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from models.config import MoAConfig
 from models.eagle import Eagle, EagleConfig
-from models.loader import load_target
+from models.loader import load_target, read_json
 from models.moa import MoA
 from models.saving import save_drafter, save_eagle, save_target
 from speculative.config import EngineConfig
@@ -89,6 +94,34 @@ def make_engine(drafter_folders: dict[str, Path]) -> MakeEngine:
                 **{"max_model_len": 128, "max_num_seqs": 4, "compile": "off", **DRAFT, **settings},  # type: ignore[arg-type]
             )
         )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def spelling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fixtures' target with a tokenizer: tokens are characters, and some pairs of them."""
+    folder = tmp_path_factory.mktemp("spelling") / "target"
+    shutil.copytree(N0 / "target", folder)
+    size = read_json(folder, "config.json")["vocab_size"]
+    characters = ["<pad>", "<s>", "</s>", *map(chr, range(32, 127))]
+    pairs = ["es", "th", "an", "in", "er", "pa", "ti", ", ", '":', '",', "re", "st", "no", "ye"][: size - len(characters)]
+    model = BPE({token: number for number, token in enumerate([*characters, *pairs])}, [(pair[0], pair[1]) for pair in pairs])
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    return folder
+
+
+@pytest.fixture
+def make_speller(spelling: Path, drafter_folders: dict[str, Path]) -> Callable[..., Engine]:
+    """Engines whose texts are text."""
+
+    def make(drafter: str = "moa", **settings: object) -> Engine:
+        chosen = {"moa": N0 / "drafter", **drafter_folders}.get(drafter, drafter)
+        given = {"max_model_len": 128, "max_num_seqs": 3, "compile": "off", **DRAFT, **settings}
+        return load_engine(EngineConfig(model=str(spelling), drafter=str(chosen), dtype="float32", device="cpu", **given))  # type: ignore[arg-type]
 
     return make
 

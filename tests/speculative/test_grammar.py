@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
-from models.loader import BUNDLED, load_tokenizer, read_json
-from speculative.engine import Engine
+from models.loader import BUNDLED, load_tokenizer
 from speculative.errors import InvalidRequestError
 from speculative.grammar import Grammars
 from speculative.request import Grammar, Request, RequestOutput, SamplingParams
 from speculative.tree import DraftTree
-from tests.speculative.conftest import DRAFT, MOA_KINDS, N0, run, tokens
+from tests.speculative.conftest import MOA_KINDS, run, tokens
 
 END = 2
 BOOKING = {
@@ -39,36 +33,6 @@ GRAMMARS = {
     "choice": Grammar("ebnf", 'root ::= "yes, please" | "no, thank you" | "yes, but later"'),
 }
 SAMPLING = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}, {"temperature": 1.3, "top_k": 40}]
-
-
-@pytest.fixture(scope="module")
-def spelling(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fixtures' target with a tokenizer: tokens are characters, and some pairs of them."""
-    folder = tmp_path_factory.mktemp("spelling") / "target"
-    shutil.copytree(N0 / "target", folder)
-    size = read_json(folder, "config.json")["vocab_size"]
-    characters = ["<pad>", "<s>", "</s>", *map(chr, range(32, 127))]
-    pairs = ["es", "th", "an", "in", "er", "pa", "ti", ", ", '":', '",', "re", "st", "no", "ye"][: size - len(characters)]
-    model = BPE({token: number for number, token in enumerate([*characters, *pairs])}, [(pair[0], pair[1]) for pair in pairs])
-    tokenizer = Tokenizer(model)
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
-    return folder
-
-
-@pytest.fixture
-def make_speller(spelling: Path, drafter_folders: dict[str, Path]):
-    """Engines whose texts are text."""
-    from speculative.config import EngineConfig
-    from speculative.loading import load_engine
-
-    def make(drafter: str = "moa", **settings: object) -> Engine:
-        chosen = {"moa": N0 / "drafter", **drafter_folders}.get(drafter, drafter)
-        given = {"max_model_len": 128, "max_num_seqs": 3, "compile": "off", **DRAFT, **settings}
-        return load_engine(EngineConfig(model=str(spelling), drafter=str(chosen), dtype="float32", device="cpu", **given))
-
-    return make
 
 
 def request(name: str, **params: object) -> Request:
