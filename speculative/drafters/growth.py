@@ -55,13 +55,15 @@ class Place(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What drafts follow: where verified texts end (``lengths`` [B]) and from where on a drafter reads them (``starts`` [B]).
+    """What drafts follow: where texts end (``lengths`` [B]) and from where on a drafter reads them (``starts`` [B]).
 
+    What comes of the target, memory, is there up to ``memory_ends`` [B]: less far only where the target is elsewhere.
     ``columns`` [S] are the positions 0, 1, … to look at.
     """
 
     starts: Tensor
     lengths: Tensor
+    memory_ends: Tensor
     columns: Tensor
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 from models.edge import EdgeMoA, EdgeTarget
 from models.kv_cache import KVCache, KVWindow
 from models.loader import optimize_for_inference
-from speculative.drafters.growth import Text
+from speculative.drafters.growth import Candidates, Level, Text
 from speculative.drafters.moa_network import DraftNetwork
 from speculative.drafters.moa_trees import MoATreeDrafter
+from speculative.drafters.tree_drafter import number, place
 from speculative.policy import DraftShape
+from speculative.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class EdgeDrafter(MoATreeDrafter):
     """Drafts what ``MoADrafter`` drafts beside the target, from the memory that comes from there.
 
     ``propose`` needs no cache of the target's; window and shape are to be the server's. Weights are those of a bundle
-    (``models.edge_bundle``).
+    (``models.edge_bundle``). Where a text is longer than the memory that has come (``foresee``), what follows is drafted from that
+    memory and the text's own tokens.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class EdgeDrafter(MoATreeDrafter):
         if moa.entry is not None:
             memories = NewestMemory(num_slots, size, dtype=network.dtype, device=target.device)
         super().__init__(network, num_slots, length, shape, window, memories)
+        self._memory_ends = torch.zeros(num_slots, dtype=torch.long, device=target.device)
 
     def pack(self) -> None:
         """Prepare the weights for inference, the LM head's included."""
@@ -64,6 +69,38 @@ class EdgeDrafter(MoATreeDrafter):
             memories[0].write(0, received.newest_slots, received.newest.to(network.dtype))
         sa.write(0, sa.flat_rows(slots, positions), network.of_tokens(received.token_ids, positions))
         ca.write(0, ca.flat_rows(slots, positions), received.crossing.to(network.dtype))
+        self._memory_ends.scatter_reduce_(0, slots, positions + 1, "amax")
+
+    def foresee(self, slot: int, first: int, token_ids: Many[int]) -> None:
+        """Keep SA's keys and values of tokens from position ``first`` on, of which memory has not come yet, or never will."""
+        sa = self.caches[0]
+        tokens = torch.tensor(token_ids, dtype=torch.long, device=self.device)
+        positions = torch.arange(first, first + len(tokens), device=self.device)
+        sa.write(0, sa.flat_rows(torch.full_like(positions, slot), positions), self.network.of_tokens(tokens, positions))
+
+    def forget(self, sequence: Sequence) -> None:
+        """The slot's memory is nobody's any more."""
+        self._memory_ends[sequence.slot] = 0
+
+    def memory_ends(self, lengths: Tensor) -> Tensor:
+        """As far as memory has come."""
+        return torch.minimum(lengths, self._memory_ends[: len(lengths)])
+
+    def logits(self, sequence: Sequence) -> Tensor:
+        """What would come next in slot 0's text if the drafter were the model: logits [V], −inf for what is never drafted."""
+        network, text = self.network, self.text([sequence])
+        frontier = self.roots([sequence], text)
+        if network.moa.block is None:
+            known = Candidates(frontier.scores, frontier.tokens, frontier.numbers)
+            level = Level(frontier, known, text, place(0, 0, self.device), number(1.0, self.device), None)
+            feature = network.feature(level, self.caches)
+        else:
+            feature = network.block(frontier.tokens, text, self.caches)[:, 0, : network.moa.config.target.hidden_size]
+        logits: Tensor = network.head(feature.to(network.head.dtype)).float()[0]
+        if network.moa.draft_vocabulary is None:
+            return logits
+        vocabulary = logits.new_full((network.target.config.vocab_size,), float("-inf"))
+        return vocabulary.index_copy_(0, network.moa.draft_vocabulary, logits)
 
 
 class NewestMemory(KVCache):

@@ -143,7 +143,7 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     frontier = Frontier(integers, torch.zeros(batch, width), integers.clone(), inherited)
     numbered = torch.zeros(batch, candidates, dtype=torch.long)
     grown = Candidates(torch.randn(batch, candidates), numbered, numbered.clone())
-    text = Text(torch.tensor([0, 2]), torch.tensor([7, 9]), torch.arange(span))
+    text = Text(torch.tensor([0, 2]), torch.tensor([7, 9]), torch.tensor([7, 9]), torch.arange(span))
     place = Place(torch.tensor([1]), torch.tensor([1]))
     ones, temperature = torch.ones(batch), torch.ones(1)
     sampling = Sampling(text.lengths.clone(), ones == 1, ones, text.lengths.clone(), ones.clone(), ones.clone())
@@ -151,7 +151,7 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     def window(cache: KVCache, rows: int) -> Layers:
         return [torch.zeros(batch, rows, cache.data.shape[-1], dtype=cache.data.dtype) for _ in range(cache.num_layers)]
 
-    each, window_sizes, text_sizes = {0: DYNAMIC, 1: DYNAMIC}, [{0: DYNAMIC, 1: DYNAMIC}], ({0: DYNAMIC},) * 3
+    each, window_sizes, text_sizes = {0: DYNAMIC, 1: DYNAMIC}, [{0: DYNAMIC, 1: DYNAMIC}], ({0: DYNAMIC},) * len(text)
     # Caches differ in length here, lest tracing takes their rows for one and the same.
     windows = tuple(window(cache, 96 + 16 * number + cache.scratch) for number, cache in enumerate(drafter.caches))
     cache_sizes = (window_sizes,) * len(windows)

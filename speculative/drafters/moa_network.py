@@ -94,36 +94,38 @@ class DraftNetwork(nn.Module):
         rope = moa.rotary(positions)
         write = torch.arange(batch, device=positions.device).unsqueeze(1) * sa.rows_per_slot
         write = write + row + torch.arange(width, device=positions.device)
-        starts, lengths = text.starts.view(-1, 1, 1, 1), text.lengths.view(-1, 1, 1, 1)
+        starts, lengths, memory_ends = (each.view(-1, 1, 1, 1) for each in (text.starts, text.lengths, text.memory_ends))
         known = additive((text.columns >= starts) & (text.columns < lengths), self.dtype)
         mask = torch.cat((seen.unsqueeze(1), known.expand(-1, -1, width, -1)), dim=-1)
         mask = mask.repeat_interleave(moa.sa.num_heads // moa.sa.num_kv_heads, dim=2)
         plan = AttentionPlan(0, batch, width, positions, write.flatten(), mask)
         newest = self._newest(text, memories[0]).repeat_interleave(width, dim=0) if memories else None
         hidden = moa.attend_to_tokens(inputs, newest, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
-        if not moa.config.attends_to_all_memory:
-            known = additive(text.columns == lengths - 1, self.dtype)
-        out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, known, ca))
+        if moa.config.attends_to_all_memory:
+            remembered = additive((text.columns >= starts) & (text.columns < memory_ends), self.dtype)
+        else:
+            remembered = additive(text.columns == memory_ends - 1, self.dtype)
+        out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, remembered, ca))
         return out
 
     def _newest(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
-        """Memory of the texts' last tokens [B, E], zero where there is none."""
+        """The newest memory of the texts [B, E], zero where there is none."""
         newest = memories.gather(self._newest_rows(text, memories))[:, 0]
-        return newest.masked_fill((text.lengths <= text.starts).unsqueeze(1), 0.0)
+        return newest.masked_fill((text.memory_ends <= text.starts).unsqueeze(1), 0.0)
 
     def _newest_rows(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
-        """Where memory of the texts' last tokens stands [B]; anywhere for those without."""
+        """Where the newest memory of the texts stands [B]; anywhere for those without."""
         starts = torch.arange(text.lengths.shape[0], device=text.lengths.device) * memories.rows_per_slot
-        return starts + (text.lengths - 1).clamp(min=0)
+        return starts + (text.memory_ends - 1).clamp(min=0)
 
-    def _cross_attend(self, queries: Tensor, text: Text, known: Tensor, ca: KVCache | KVWindow) -> Tensor:
-        """Queries [B·w, h, d] over the memory of the text, as far as it is ``known`` [B, 1, 1, S] -> [B·w, h·d]."""
+    def _cross_attend(self, queries: Tensor, text: Text, remembered: Tensor, ca: KVCache | KVWindow) -> Tensor:
+        """Queries [B·w, h, d] over the memory of the text, by an additive mask ``remembered`` [B, 1, 1, S] -> [B·w, h·d]."""
         batch = text.lengths.shape[0]
         keys, values = ca.read(0, 0, batch, text.columns.shape[0])
         grouped = queries.reshape(batch, -1, ca.num_kv_heads, ca.head_dim).transpose(1, 2)
         # A sequence without memory must not see only −inf; what it sees instead is then dropped.
-        empty = (text.lengths <= text.starts).view(-1, 1, 1, 1)
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=known.masked_fill(empty, 0.0))
+        empty = (text.memory_ends <= text.starts).view(-1, 1, 1, 1)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=remembered.masked_fill(empty, 0.0))
         return out.masked_fill(empty, 0.0).transpose(1, 2).reshape(queries.shape[0], -1)
 
     def expand(self, level: Level, entering: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:

@@ -67,25 +67,38 @@ class TreeDrafter(ABC):
         There is no ``target_cache`` where the target is elsewhere.
         """
         device = self.device
-        longest = max(sequence.num_computed for sequence in sequences)
-        # One tensor for both: making one costs more than its few numbers.
-        ends = [[window_start(each, self.window) for each in sequences], [each.num_computed for each in sequences]]
-        starts, lengths = torch.tensor(ends, device=device).unbind()
-        text = Text(starts, lengths, counting(span_of(self.caches[0], longest), device))
+        text = self.text(sequences)
         sampling = Sampling.of(sequences, device)
-        roots = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=device)
-        temperature = _number(shape.temperature, device)
-        scores, numbers = _blank(len(sequences), device)
-        grown, frontier = Candidates(scores, roots, numbers), Frontier(roots, scores, numbers, self.inherited(lengths))
+        temperature = number(shape.temperature, device)
+        frontier = self.roots(sequences, text)
+        grown = Candidates(frontier.scores, frontier.tokens, frontier.numbers)
         known: Tensor | None = None
         row = 0
         for depth in range(shape.depth):
-            level = Level(frontier, grown, text, _place(depth, row, device), temperature, sampling)
+            level = Level(frontier, grown, text, place(depth, row, device), temperature, sampling)
             row += frontier.tokens.shape[1]
             known, grown, frontier, reach = self.grow(level, known, shape.breadth, target_cache)
             if float(reach) < shape.min_reach:
                 break
         return self._tree(grown, sequences, shape.nodes)
+
+    def text(self, sequences: Many[Sequence]) -> Text:
+        """What is known of sequences in consecutive slots from 0."""
+        longest = max(sequence.num_computed for sequence in sequences)
+        # One tensor for both: making one costs more than its few numbers.
+        ends = [[window_start(each, self.window) for each in sequences], [each.num_computed for each in sequences]]
+        starts, lengths = torch.tensor(ends, device=self.device).unbind()
+        return Text(starts, lengths, self.memory_ends(lengths), counting(span_of(self.caches[0], longest), self.device))
+
+    def memory_ends(self, lengths: Tensor) -> Tensor:
+        """As in Text, for texts of ``lengths`` [B]: beside its target a drafter knows all."""
+        return lengths
+
+    def roots(self, sequences: Many[Sequence], text: Text) -> Frontier:
+        """The first frontier: the texts' last tokens."""
+        tokens = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=self.device)
+        scores, numbers = _blank(len(sequences), self.device)
+        return Frontier(tokens, scores, numbers, self.inherited(text.lengths))
 
     def _tree(self, grown: Candidates, sequences: list[Sequence], nodes: int) -> DraftTree:
         count = min(nodes, grown.tokens.shape[1] - 1)
@@ -125,12 +138,14 @@ def root_mask(batch: int, scratch: int, dtype: torch.dtype, device: torch.device
 
 
 @cache
-def _place(depth: int, row: int, device: torch.device) -> Place:
+def place(depth: int, row: int, device: torch.device) -> Place:
+    """A level's."""
     return Place(torch.tensor([depth], device=device), torch.tensor([row], device=device))
 
 
 @cache
-def _number(value: float, device: torch.device) -> Tensor:
+def number(value: float, device: torch.device) -> Tensor:
+    """A tensor [1]."""
     return torch.tensor([value], device=device)
 
 

@@ -58,7 +58,9 @@ def test_eagle_serves_what_was_trained(target: Llama, generation: int, known: in
         frontier = Frontier(text[:, known + depth : known + depth + 1], torch.zeros(1, 1), none, inherited)
         where = Place(torch.tensor([depth]), torch.tensor([depth]))
         grown = Candidates(torch.zeros(1, 1), none, none)
-        level = Level(frontier, grown, Text(torch.zeros_like(lengths), lengths, torch.arange(64)), where, torch.ones(1), None)
+        level = Level(
+            frontier, grown, Text(torch.zeros_like(lengths), lengths, lengths, torch.arange(64)), where, torch.ones(1), None
+        )
         inherited = drafter.grow(level, None, 1, cache)[2].inherited
         # Position known + depth, in the step that is as many guesses deep.
         torch.testing.assert_close(inherited[0, 0, drafter.scratch :], trained[depth][depth], atol=1e-5, rtol=1e-5)
@@ -89,7 +91,7 @@ def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, windo
     frontier = Frontier(text[:, known : known + 1], torch.zeros(1, 1), none, drafter.inherited(lengths))
     root = Place(torch.tensor([0]), torch.tensor([0]))
     grown = Candidates(torch.zeros(1, 1), none, none)
-    level = Level(frontier, grown, Text(torch.tensor([start]), lengths, torch.arange(64)), root, torch.ones(1), None)
+    level = Level(frontier, grown, Text(torch.tensor([start]), lengths, lengths, torch.arange(64)), root, torch.ones(1), None)
     torch.testing.assert_close(drafter.network.feature(level, drafter.caches), trained, atol=1e-5, rtol=1e-5)
 
 

@@ -21,13 +21,18 @@ from models.int8 import Int8Linear, quantize
 from models.loader import load_drafter, load_target
 from models.saving import save_drafter, save_target
 from speculative.config import EngineConfig
+from speculative.detokenizer import Detokenizer
 from speculative.drafters.moa_edge import EdgeDrafter, ReceivedMemory
 from speculative.edge_export import export_edge
 from speculative.errors import EngineLoadError
 from speculative.loading import load_engine
 from speculative.policy import DraftShape
+from speculative.request import SamplingParams
+from speculative.sampler import Sampler
+from speculative.sequence import Sequence
 from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, random_moa, request, run
 from tests.speculative.edge import Beside, put_beside
+from training.masks import cross_attention_mask, self_attention_mask
 
 KINDS = ("moa", *MOA_KINDS, "vocabulary", "entry, block and vocabulary")
 PROMPTS = [[5, 9, 23, 41, 7, 9, 23], [11] * 30, [3, 77, 150], [60, 61, 62, 63, 64], list(range(20, 45)), [8, 8]]
@@ -208,6 +213,72 @@ def test_an_entry_wants_the_newest_memory(export: Callable[..., Path]) -> None:
     numbers = torch.zeros(1, dtype=torch.long)
     with pytest.raises(ValueError, match="newest memory"):
         drafter.extend(ReceivedMemory(numbers, numbers, numbers, torch.zeros(1, 64)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["moa", "entry", "entry and block", "entry, block and vocabulary", "ablation"])
+@pytest.mark.parametrize(("known", "beyond"), [(9, 0), (9, 1), (4, 20), (0, 7)])
+def test_beyond_its_memory_an_edge_drafts_as_trained(
+    drafters: dict[str, Path], export: Callable[..., Path], kind: str, known: int, beyond: int
+) -> None:
+    """Memory of ``known`` tokens, and ``beyond`` tokens more: the training forward's row there, and in slot 0 of two."""
+    bundle = read_bundle(export(kind), dtype=torch.float32)
+    target = load_target(N0 / "target", dtype=torch.float32)[0]
+    moa = load_drafter(drafters[kind], target.config, dtype=torch.float32)
+    text = torch.randint(3, 150, (1, known + beyond + 1), generator=torch.Generator().manual_seed(known + beyond))
+    truth = target.encode(text)
+    boundaries = torch.arange(text.shape[1]).unsqueeze(0) < known
+    staircase = torch.zeros(1, dtype=torch.bool)
+    cross = cross_attention_mask(boundaries)
+    if not moa.config.attends_to_all_memory:
+        cross = cross & (torch.arange(text.shape[1]) == known - 1)
+    block, moa.block = moa.block, None  # of a block only the root is asked for, which is what SA and CA give
+    feature = moa(target, text, truth, self_attention_mask(boundaries, staircase), cross, boundaries).feature[0, -1]
+    moa.block = block
+
+    edge = EdgeDrafter(bundle.drafter, bundle.target, 2, 64, DraftShape(4, 2, 6))
+    tokens = text[0].tolist()
+    sequence = Sequence(
+        request("a", tokens, temperature=0.0), Sampler(SamplingParams(), 0, tokens, ()), 64, Detokenizer(None), tokens, slot=0
+    )
+    sequence.num_computed = known + beyond
+    if known:
+        positions, slots = torch.arange(known), torch.zeros(known, dtype=torch.long)
+        memory = moa.memory(truth.kv[0, :known], truth.hidden[0, :known])
+        moa.rotary.reserve(64, memory)
+        crossing = moa.cross_keys_values(memory, moa.rotary(positions))
+        edge.extend(ReceivedMemory(slots, positions, text[0, :known], crossing, slots[:1], memory[-1:]))
+    edge.foresee(0, known, tokens[known:-1])
+    logits = edge.logits(sequence)
+    if known:  # a text without any memory was never trained on
+        expected = target.logits(feature.unsqueeze(0))[0]
+        drafted = torch.arange(len(expected)) if moa.draft_vocabulary is None else moa.draft_vocabulary
+        torch.testing.assert_close(logits[drafted], expected[drafted], atol=1e-4, rtol=1e-4)
+        assert int(logits.isfinite().sum()) == len(drafted)
+    first = edge.propose([sequence], DraftShape(1, 1, 1), None)
+    assert first.tokens.tolist() == [[int(logits.argmax())]]
+    edge.forget(sequence)
+    assert not edge.memory_ends(torch.tensor([5])).any()
+
+
+def test_what_was_foreseen_is_drafted_from_like_the_rest_once_its_memory_comes(
+    make_engine: MakeEngine, drafters: dict[str, Path], export: Callable[..., Path]
+) -> None:
+    bundle = read_bundle(export("entry and block"), dtype=torch.float32)
+    both = beside(make_engine, drafters, "entry and block", bundle, max_num_seqs=1, draft_window=0)
+    extend = both.edge.extend
+    chance = torch.Generator().manual_seed(0)
+
+    def late(memory: ReceivedMemory) -> None:
+        both.edge.foresee(0, int(memory.positions[0]), torch.randint(3, 150, (9,), generator=chance).tolist())
+        both.edge.foresee(0, int(memory.positions[0]), memory.token_ids.tolist())
+        extend(memory)
+
+    both.edge.extend = late  # type: ignore[method-assign]
+    engine = make_engine(drafter=str(drafters["entry and block"]), prefix_cache_tokens=0, max_num_seqs=1, draft_window=0)
+    engine.drafter, both.trees = both, []
+    run(engine, [request("a", PROMPTS[0], max_tokens=30, temperature=0.0)])
+    both.assert_same_trees()
 
 
 def edit(folder: Path, **changes: Any) -> None:
