@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from app.commands.bench import bench
+from app.commands.bench_alone import alone
 from app.commands.bench_servers import lossless, turns
 from app.commands.chat import chat
 from app.commands.evaluate import evaluate
@@ -29,6 +30,7 @@ cli.command("train")(train)
 cli.command("pretrain")(pretrain_command)
 cli.command("eval")(evaluate)
 cli.command("export-edge")(export_edge)
+bench.command()(alone)
 bench.command()(lossless)
 bench.command()(turns)
 cli.add_typer(bench)

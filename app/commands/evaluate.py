@@ -57,9 +57,7 @@ def evaluate(
 
     For example: moaserve eval --drafter ours=auto --drafter ngram --prompts test.jsonl.gz --out results
     """
-    names = dict(_named(each) for each in drafter)
-    if len(names) < len(drafter):
-        options.fail("--drafter: two have the same name; write NAME=FOLDER", code=2)
+    names = options.named(drafter)
     wanted = shape or ["tree", "chain"]
     for each in wanted:
         if each not in ("tree", "chain"):
@@ -118,8 +116,3 @@ def evaluate(
         options.fail("no plots: pip install 'moaserve[eval]'; the figures are written")
     for picture in draw(results, out, prompts=f"{len(selected)} prompts of {path.name}, at most {max_tokens} tokens each"):
         typer.echo(picture)
-
-
-def _named(drafter: str) -> tuple[str, str]:
-    name, separator, value = drafter.partition("=")
-    return (name, value) if separator else (Path(drafter).name or drafter, drafter)

@@ -173,3 +173,14 @@ def _explain(problem: ErrorDetails, given: dict[str, Any]) -> str:
     else:
         source = variable if variable in os.environ else f"{name} in the config file"
     return f"{source}: {message} (got {problem['input']!r})"
+
+
+def named(drafters: list[str]) -> dict[str, str]:
+    """NAME=FOLDER, or folders alone, as folders by name; ends the program where two have the same name."""
+    pairs = [
+        (name, value) if separator else (Path(name).name or name, name)
+        for name, separator, value in (each.partition("=") for each in drafters)
+    ]
+    if len(dict(pairs)) < len(pairs):
+        fail("--drafter: two have the same name; write NAME=FOLDER", code=2)
+    return dict(pairs)

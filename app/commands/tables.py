@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from benchmarks.alone import Continuation
     from benchmarks.evaluation import Case, Figures
     from benchmarks.offline import OfflineResult
     from benchmarks.watching import WatchingResult
@@ -100,3 +101,33 @@ def print_watching(result: WatchingResult) -> None:
         f"Recording alone: {result.recorder_seconds * 1e6:.2f} µs of processor time per token, {result.recorder_share:.3%} of all. "
         f"A scrape: {result.scrape_seconds * 1e3:.1f} ms."
     )
+
+
+def print_alone(results: dict[str, list[Continuation]]) -> None:
+    """A row for each cut and drafter."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from benchmarks.alone import figures
+
+    table = Table(title="what drafters write alone, beside their target's own text")
+    columns = (
+        "target gone after",
+        "drafter",
+        "answers",
+        "same up to the first difference",
+        "similarity",
+        "whole rests",
+        "tool calls",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "drafter" else "right")
+    cuts = sorted({each.cut for continuations in results.values() for each in continuations})
+    for cut in cuts:
+        for name, continuations in results.items():
+            each = figures([one for one in continuations if one.cut == cut])
+            calls = f"{each.calls_exact:.0%} of {each.calls}" if each.calls else "none"
+            shares = (each.agreement, each.similarity, each.exact)
+            table.add_row(f"{cut:.0%}", name, str(each.answers), *(f"{share:.1%}" for share in shares), calls)
+        table.add_section()
+    Console().print(table)

@@ -1,0 +1,93 @@
+"""What drafters write alone: a drafter that is the target writes what the target would, and a MoA drafter from sent memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.alone import Continuation, figures, measure
+from benchmarks.decoding import decode
+from benchmarks.prompts import Prompt
+from models.loader import BUNDLED, load_tokenizer
+from speculative.config import EngineConfig
+from speculative.engine import Engine
+from speculative.loading import load_engine
+from speculative.policy import DraftShape
+from speculative.request import SamplingParams
+
+CONFIG = EngineConfig(
+    dtype="float32", compile="off", num_threads=1, max_num_seqs=1, max_model_len=400, draft_lookup=0, prefix_cache_tokens=0
+)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "find_restaurant",
+        "description": "Find a restaurant",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    asked = [("find me a restaurant in Oakland", [TOOL]), ("Write a Python function that adds two numbers.", None)]
+    texts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": text}], tools=tools, tokenize=False, add_generation_prompt=True)
+        for text, tools in asked
+    ]
+    return [Prompt("test", tuple(tokenizer(text, add_special_tokens=False)["input_ids"])) for text in texts]
+
+
+def test_the_target_as_its_own_drafter_writes_the_same(prompts: list[Prompt]) -> None:
+    results = measure(
+        load_engine, {"itself": replace(CONFIG, drafter=str(BUNDLED["target"]))}, prompts, cuts=[0.0, 0.3, 0.8], max_tokens=40
+    )
+    assert len(results["itself"]) == 6
+    for each in results["itself"]:
+        # It writes on where the target was stopped by max_tokens.
+        assert each.common == each.rest and each.similarity > 0.75 and each.call in (True, None)
+
+
+def test_from_memory_a_drafter_goes_on_as_its_tree_begins(prompts: list[Prompt]) -> None:
+    begun: list[int] = []
+
+    def load(config: EngineConfig) -> Engine:
+        engine = load_engine(config)
+        step = engine.step
+
+        def watched():  # the whole drafter's likeliest token where the text waits
+            outputs = step()
+            waiting = [each for each in engine.scheduler.running if each.waits]
+            if waiting and engine.drafter is not None:
+                here = replace(waiting[0], request=replace(waiting[0].request, remote=False))
+                begun.append(int(engine.drafter.propose([here], DraftShape(1, 1, 1), engine.cache).tokens[0, 0]))
+            return outputs
+
+        engine.step = watched  # type: ignore[method-assign]
+        return engine
+
+    (continuations,) = measure(load, {"moa": CONFIG}, prompts, cuts=[0.25, 0.5, 0.75], max_tokens=40).values()
+    assert len(continuations) == len(begun) == 6
+    assert all(0 <= each.common <= each.rest and 0 <= each.similarity <= 1 for each in continuations)
+    plain = load_engine(replace(CONFIG, drafter="none"))
+    right = []
+    for prompt in prompts:
+        answer = decode(plain, prompt, SamplingParams(40, temperature=0.0)).token_ids
+        right += [answer[round(cut * len(answer)) + 1] for cut in (0.25, 0.5, 0.75)]
+    assert [each.common > 0 for each in continuations] == [one == other for one, other in zip(begun, right, strict=True)]
+    assert any(each.common > 0 for each in continuations)
+
+
+def test_figures_are_means_over_answers() -> None:
+    some = [
+        Continuation("a", 0.5, 10, 10, 1.0, True),
+        Continuation("a", 0.5, 10, 5, 0.5, None),
+        Continuation("a", 0.5, 10, 0, 0.0, False),
+    ]
+    each = figures(some)
+    assert (each.answers, each.agreement, each.similarity, each.calls, each.calls_exact) == (3, 0.5, 0.5, 2, 0.5)
+    assert each.exact == pytest.approx(1 / 3)
+    assert figures([]).similarity != figures([]).similarity
