@@ -45,12 +45,17 @@ async def tokenize(serving: Serving, work: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(work, limiter=serving.tokenizing)
 
 
+async def compile_grammar(serving: Serving, grammar: Grammar) -> None:
+    """Compile a grammar off the event loop; raises InvalidRequestError for one that cannot be followed."""
+    await anyio.to_thread.run_sync(serving.engine.check_grammar, grammar, limiter=serving.compiling)
+
+
 async def check_grammar(serving: Serving, constraint: Constraint | None) -> None:
     """Compile what an answer must look like, off the event loop; raises InvalidParameterError for what cannot be followed."""
     if constraint is None:
         return
     try:
-        await anyio.to_thread.run_sync(serving.engine.check_grammar, constraint.grammar, limiter=serving.compiling)
+        await compile_grammar(serving, constraint.grammar)
     except InvalidRequestError as error:
         raise InvalidParameterError(f"Invalid value for '{constraint.param}': {error}.", param=constraint.param) from error
 

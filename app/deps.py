@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -22,10 +22,13 @@ from app.settings import Settings
 from app.tracing import Tracing
 from speculative.config import ModelInfo
 from speculative.errors import EngineNotReadyError
+from speculative.remote.host import Host, RemoteEngine
+from speculative.remote.limits import Limits
+from speculative.remote.registry import SessionRegistry
 from speculative.request import Grammar, Request, RequestOutput
 
 
-class ServingEngine(BlockEngine, Watched, Protocol):
+class ServingEngine(BlockEngine, Watched, RemoteEngine, Protocol):
     """The part of `speculative.async_engine.AsyncEngine` that HTTP needs; tests put an in-memory one in its place."""
 
     @property
@@ -58,6 +61,7 @@ class Serving:
     admission: Admission
     stores: Stores
     conversations: Conversations | None
+    remote: SessionRegistry
     tracing: Tracing | None = None
     jobs: BackgroundJobs = field(default_factory=BackgroundJobs)
     tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
@@ -72,7 +76,7 @@ class Serving:
         blocks = stores.blocks if settings.prefix_cache_tokens != 0 else None
         conversations = Conversations(engine, blocks) if blocks is not None else None
         tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
-        return cls(settings, engine, metrics, admission, stores, conversations, tracing)
+        return cls(settings, engine, metrics, admission, stores, conversations, _remote(settings, engine, metrics), tracing)
 
     @property
     def store(self) -> ResponseStore:
@@ -94,6 +98,14 @@ def _model_name(settings: Settings, engine: ServingEngine) -> str:
     return settings.served_model_name or engine.info.name
 
 
+def _remote(settings: Settings, engine: ServingEngine, metrics: Metrics) -> SessionRegistry:
+    def model_name() -> str:
+        return _model_name(settings, engine)
+
+    limits = Limits(sessions=settings.remote_sessions, in_flight=settings.remote_in_flight)
+    return SessionRegistry(Host(engine, metrics.remote_observer(model_name), model_name, limits, settings.remote_idle_seconds))
+
+
 async def _serving(connection: HTTPConnection) -> Serving:
     serving: Serving = connection.app.state.serving
     return serving
@@ -104,6 +116,13 @@ async def _owner(connection: HTTPConnection) -> str:
     return owner
 
 
+async def _take_rate(connection: HTTPConnection) -> Callable[[], None]:
+    take: Callable[[], None] = connection.state.take_rate
+    return take
+
+
 ServingDep = Annotated[Serving, Depends(_serving)]
 OwnerDep = Annotated[str, Depends(_owner)]
 """Whose key the caller has; without keys all callers are one."""
+TakeRateDep = Annotated[Callable[[], None], Depends(_take_rate)]
+"""Counts one more request of a caller who asks many on one connection; raises TooManyRequestsError."""

@@ -3,7 +3,7 @@
 ApiError                        what a client is told, in OpenAI's shape
 ├── InvalidParameterError       400: a parameter is wrong, missing, unknown or not honoured
 ├── AuthenticationError         401: no API key, or one that is not accepted
-├── PermissionDeniedError       403: a host that this server does not answer for
+├── PermissionDeniedError       403: a host, or a page, that this server does not answer for
 ├── NotFoundError               404: no such model or route
 ├── RequestTimeoutError         408: it took longer than this server allows
 ├── RequestTooLargeError        413: the body is larger than this server reads

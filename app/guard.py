@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 from limits import RateLimitItem, parse_many
 from limits.storage import MemoryStorage
@@ -30,11 +31,12 @@ class Guard:
         self._keys = ApiKeys.load(settings.api_key, settings.api_key_file)
         self._rates = Rates(settings.rate_limit)
         self._hosts = [host.strip().lower() for host in settings.allowed_hosts.split(",")] if settings.allowed_hosts else []
+        self._origins = [origin.strip() for origin in (settings.cors_origins or "").split(",")]
         self._most = settings.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -43,14 +45,14 @@ class Guard:
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        await self._app(scope, self._limited(receive), send)
+        await self._app(scope, self._limited(receive) if scope["type"] == "http" else receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         host = headers.get("host", "").rsplit(":", 1)[0].lower()
         if self._hosts and not any(fnmatchcase(host, allowed) for allowed in self._hosts):
             raise PermissionDeniedError(f"This server does not answer for the host '{host}'.", code="host_not_allowed")
         # A browser asks without a key whether it may ask with one.
-        if scope["method"] != "OPTIONS" and scope["path"].startswith(GUARDED):
+        if scope.get("method") != "OPTIONS" and scope["path"].startswith(GUARDED):
             caller = scope["client"][0] if scope.get("client") else "unknown"
             if self._keys.required:
                 owner = self._keys.owner(headers.get("authorization"))
@@ -59,8 +61,20 @@ class Guard:
                 caller = owner
                 scope.setdefault("state", {})["owner"] = owner
             self._rates.take(caller)
+            scope.setdefault("state", {})["take_rate"] = partial(self._rates.take, caller)
+        if scope["type"] == "websocket":
+            self._check_origin(headers)
         if (length := headers.get("content-length", "")).isdecimal() and int(length) > self._most:
             raise RequestTooLargeError(self._most)
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Browsers let any page open a WebSocket, and say where the page is from: nothing else protects a server without keys."""
+        origin = headers.get("origin")
+        if origin is None or "*" in self._origins or origin in self._origins:
+            return
+        if origin.partition("://")[2] != headers.get("host"):
+            message = f"Pages of '{origin}' may not connect: start the server with --cors-origins {origin}."
+            raise PermissionDeniedError(message, code="origin_not_allowed")
 
     def _limited(self, receive: Receive) -> Receive:
         """Bodies may come without a length, or with a false one."""

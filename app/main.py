@@ -15,7 +15,7 @@ from app.description import Described
 from app.errors import add_error_handlers
 from app.guard import Guard
 from app.middleware import AccessLog, ErrorCount, Head, Unexpected
-from app.routes import chat, completions, health, metrics, models, playground, responses, tokenize
+from app.routes import chat, completions, health, metrics, models, playground, responses, tokenize, verify
 from app.settings import Settings
 from app.streaming import finish_streams_at_shutdown
 from app.tracing import TraceContext
@@ -37,6 +37,7 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
         try:
             yield
         finally:
+            await serving.remote.close()
             if serving.conversations is not None:
                 await serving.conversations.close(STORING_S)
             await engine.stop()
@@ -55,7 +56,7 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
         root_path=settings.root_path,
     )
     app.state.serving = serving
-    for routes in (chat, completions, responses, models, tokenize, health, metrics):
+    for routes in (chat, completions, responses, models, tokenize, health, metrics, verify):
         app.include_router(routes.router)
     if settings.playground:
         app.include_router(playground.router)

@@ -30,6 +30,7 @@ ERROR_CODES: Final[dict[str, int]] = {
     "missing_required_parameter": 400,
     "model_not_found": 404,
     "not_found": 404,
+    "origin_not_allowed": 403,
     "previous_response_not_found": 400,
     "queue_full": 429,
     "rate_limit_exceeded": 429,
@@ -109,6 +110,13 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "session_store_operations": ("Operations of the stores of responses and KV cache.", ("operation", "outcome")),
     "session_store_bytes": ("Bytes that these stores have read and written.", ("direction",)),
+    "remote_resumes": ("Texts of edges that went on on another connection.", ()),
+    "remote_verifications": (
+        "Draft trees of edges, by outcome: verified, left (their text had gone elsewhere), repeated (answered before).",
+        ("outcome",),
+    ),
+    "remote_bytes": ("Bytes of frames received from edges and sent to them.", ("direction",)),
+    "remote_errors": ("Errors that edges were told, by code.", ("code",)),
     "request_errors": ("Requests answered with an error, in a stream too, by HTTP status and error code.", ("status", "code")),
 }
 _TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -159,6 +167,10 @@ HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
 HISTOGRAM_LABELS: Final[dict[str, tuple[str, ...]]] = {"session_store_seconds": ("operation",)}
 """Those of histograms beside the model's name."""
 
+REMOTE_GAUGES: Final[dict[str, str]] = {
+    "remote_sessions": "Texts of edges that are kept: being written, or ended and not forgotten yet.",
+    "remote_connections": "Edges that are connected now.",
+}
 STORE_UP: Final = ("session_store_up", "1 while Redis can be reached, else 0; without Redis there is none.")
 VLLM_NAMES: Final = frozenset(
     {

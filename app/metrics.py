@@ -16,8 +16,21 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from app.metric_collectors import EngineCollector, VllmNames
-from app.metric_names import COUNTERS, ERROR_CODES, HISTOGRAM_LABELS, HISTOGRAMS, LABEL, OTHER, PREFIX, STORE_UP, Watched
+from app.metric_names import (
+    COUNTERS,
+    ERROR_CODES,
+    HISTOGRAM_LABELS,
+    HISTOGRAMS,
+    LABEL,
+    OTHER,
+    PREFIX,
+    REMOTE_GAUGES,
+    STORE_UP,
+    Watched,
+)
 from app.recording import RequestRecorder, Series, TokenHistogram
+from app.remote_recording import LABELS as REMOTE_LABELS
+from app.remote_recording import RemoteRecorder
 from app.store_recording import StoreRecorder
 from speculative.errors import EngineError
 from speculative.request import FinishReason
@@ -64,6 +77,12 @@ class Metrics:
         self.registry.register(recorder)
         return recorder
 
+    def remote_observer(self, model_name: Callable[[], str]) -> RemoteRecorder:
+        """A recorder for what edges do."""
+        recorder = RemoteRecorder(self.counters, REMOTE_GAUGES, model_name)
+        self.registry.register(recorder)
+        return recorder
+
     def error(self, status: int, code: str) -> None:
         """Count a request that was told an error."""
         if code not in ERROR_CODES:
@@ -91,6 +110,9 @@ class Metrics:
         several = {name: metric for name, metric in self.counters.items() if COUNTERS[name][1]}
         for code, status in ERROR_CODES.items():
             several["request_errors"].labels(model_name, str(status), code)
+        for name, labels in REMOTE_LABELS.items():
+            for label in labels:
+                several[name].labels(model_name, label)
         positions = several["spec_decode_num_accepted_tokens_per_pos"]
         self._series[model_name] = series = Series(
             counters={name: metric.labels(model_name) for name, metric in self.counters.items() if name not in several},

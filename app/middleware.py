@@ -17,6 +17,7 @@ from app.logs import current_request_id
 logger = logging.getLogger("moaserve.access")
 
 CLIENT_GONE = 499
+SWITCHING_PROTOCOLS = 101
 _PRINTABLE = re.compile(r"[!-~]{1,128}")
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 
@@ -73,7 +74,7 @@ class ErrorCount:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        if scope["type"] != "http" or scope["path"] in PROBES:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
@@ -85,14 +86,17 @@ class ErrorCount:
 
 
 class AccessLog:
-    """ASGI middleware: gives each request an ``X-Request-ID``, the caller's own where it sent one, and logs how it ended."""
+    """ASGI middleware: gives each request an ``X-Request-ID``, the caller's own where it sent one, and logs how it ended.
+
+    A WebSocket is logged when it ends, with 101 if it was one at all.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, watching both directions."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
@@ -100,16 +104,20 @@ class AccessLog:
         token = current_request_id.set(request_id)
         began = time.perf_counter()
         status, complete, gone = 500, False, False
+        method = scope.get("method", "GET")  # a WebSocket begins as one
 
         async def watched_receive() -> Message:
             nonlocal gone
             message = await receive()
-            gone = gone or (message["type"] == "http.disconnect" and not complete)
+            gone = gone or (message["type"] == "http.disconnect" and not complete)  # sockets are hung up on, which is no fault
             return message
 
         async def watched_send(message: Message) -> None:
             nonlocal status, complete
-            if message["type"] == "http.response.start":
+            if message["type"] == "websocket.accept":
+                status = SWITCHING_PROTOCOLS
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+            elif message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
             await send(message)
@@ -121,10 +129,10 @@ class AccessLog:
             logger.log(
                 logging.DEBUG if scope["path"] in PROBES else logging.INFO,
                 "%s %r %d %.1f ms",
-                scope["method"],
+                method,
                 scope["path"],  # quoted: a path may hold line breaks
                 CLIENT_GONE if gone else status,
                 (time.perf_counter() - began) * 1000,
-                extra={"method": scope["method"], "path": scope["path"], "status": CLIENT_GONE if gone else status},
+                extra={"method": method, "path": scope["path"], "status": CLIENT_GONE if gone else status},
             )
             current_request_id.reset(token)

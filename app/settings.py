@@ -74,6 +74,9 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = None
     redis_timeout: float = Field(0.25, gt=0)
     redis_prefix: str = Field("moaserve", min_length=1, pattern=r"^[!-~]+$")
+    remote_sessions: int = Field(64, ge=1, le=65536)
+    remote_in_flight: int = Field(4, ge=1, le=256)
+    remote_idle_seconds: float = Field(60, gt=0, le=86400)
     cors_origins: str | None = None
     allowed_hosts: str | None = None
     forwarded_allow_ips: str | None = None

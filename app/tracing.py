@@ -113,7 +113,7 @@ class TraceContext:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         token = current_caller.set(self._tracing.caller(scope["path"], Headers(scope=scope)))

@@ -42,6 +42,7 @@ def metrics() -> dict[str, tuple[str, str]]:
     told = Metrics()
     told.watch(_Engine(), lambda: "model")
     told.store_observer(lambda: "model").reachable(True)
+    told.remote_observer(lambda: "model")
     told.exposition("")
     families = (family for family in told.registry.collect() if family.name.startswith(PREFIX))
     return dict(sorted((family.name, (family.type, family.documentation)) for family in families))

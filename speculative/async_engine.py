@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from speculative.config import EngineConfig, EngineStatus, ModelInfo
+from speculative.config import EngineConfig, EngineStatus, ModelInfo, RemoteInfo
 from speculative.engine import Engine
 from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
 from speculative.request import FinishReason, Grammar, OfferedTree, Request, RequestOutput, RequestStats
@@ -107,6 +107,11 @@ class AsyncEngine:
         return self._loaded_engine().info
 
     @property
+    def remote(self) -> RemoteInfo:
+        """What those who draft elsewhere are told; EngineNotReadyError until the model is loaded."""
+        return self._loaded_engine().remote
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The loaded model's tokenizer; EngineNotReadyError until then."""
         tokenizer = self._loaded_engine().tokenizer
@@ -164,6 +169,17 @@ class AsyncEngine:
         What is gained comes with the outputs of ``generate``.
         """
         await self._ask(lambda engine: engine.offer(request_id, tree))
+
+    def offer_soon(self, request_id: str, tree: OfferedTree, refused: Callable[[Exception], None]) -> None:
+        """As ``offer``, for who does not wait: ``refused`` is told, on the event loop, if the tree cannot be verified."""
+
+        def offer(engine: Engine) -> None:
+            try:
+                engine.offer(request_id, tree)
+            except Exception as error:
+                self._call(refused, error)
+
+        self._commands.put(offer)
 
     def known_blocks(self, keys: Sequence[bytes]) -> int:
         """How many of a text's leading blocks, by their keys (see ``prefix_cache``), need not be computed."""

@@ -94,6 +94,19 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteInfo:
+    """What those who draft elsewhere are told: the text's ends, the largest tree, and bytes of memory by format.
+
+    ``memory_bytes`` has those of a verified token and of the newest memory; it is empty where there is no memory to send, and
+    nobody can draft elsewhere then.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    tree_nodes: int
+    memory_bytes: Mapping[MemoryFormat, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A snapshot for metrics and probes: how many requests run and wait, and the share of KV slots in use (0 to 1).
 

@@ -15,7 +15,7 @@ from models.llama import CompiledGraph, Llama
 from models.plans import prefill_plan
 from speculative.acceptance import accept_paths, keep_paths, path_logprobs
 from speculative.batch import verify_plan
-from speculative.config import EngineStatus, ModelInfo
+from speculative.config import EngineStatus, ModelInfo, RemoteInfo
 from speculative.detokenizer import Detokenizer
 from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.errors import InvalidRequestError
@@ -73,6 +73,12 @@ class Engine:
         window = self.drafter.window if self.drafter is not None else None
         self.prefixes = Prefixes((self.cache, *self._drafter_caches), prefix_cache_tokens, window)
         self.scheduler = Scheduler(max_num_seqs, prefill_chunk, self.prefixes.reuse)
+
+    @property
+    def remote(self) -> RemoteInfo:
+        """What those who draft elsewhere are told."""
+        sizes = self.memory.bytes_by_format if self.memory is not None else {}
+        return RemoteInfo(tuple(sorted(self.eos_token_ids)), self.cache.scratch - 1, sizes)
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError (ContextLengthError) for a request that cannot run."""
@@ -275,16 +281,17 @@ class Engine:
             sequence.num_target_calls += 1
             sequence.offered = None
             sequence.num_computed += len(acceptance.tokens)
-            outputs.append(self._with_memory(sequence, sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids)))
+            output = sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids)
+            outputs.append(self._with_memory(sequence, output, len(batch)))
         self._release_ended()
         return outputs
 
-    def _with_memory(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
+    def _with_memory(self, sequence: Sequence, output: RequestOutput, batch_size: int = 1) -> RequestOutput:
         """With what whoever drafts for a text elsewhere needs to go on."""
-        if self.memory is None or sequence.finish_reason is not None:
+        if not sequence.request.remote:
             return output
-        memory = self.memory.read(sequence)
-        return output if memory is None else replace(output, memory=memory)
+        memory = self.memory.read(sequence) if self.memory is not None and sequence.finish_reason is None else None
+        return replace(output, memory=memory, batch_size=batch_size)
 
     def _finish(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
         self._release(sequence)

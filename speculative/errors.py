@@ -46,14 +46,15 @@ class ProtocolError(EngineError, ValueError):
     """What a peer sent cannot be used: ``code`` says how to a machine, the message names frame and field.
 
     ``session`` is the one that the frame speaks of, where that much could be read and the fault is this session's alone; else the
-    connection is not worth keeping. What the peer sent is quoted in part only, however long it is.
+    connection is not worth keeping. ``step`` is that of the tree, where it is the tree alone that cannot be used. What the peer
+    sent is quoted in part only, however long it is.
     """
 
     LONGEST = 500
 
-    def __init__(self, code: str, message: str, *, session: int | None = None) -> None:
+    def __init__(self, code: str, message: str, *, session: int | None = None, step: int | None = None) -> None:
         super().__init__(message if len(message) <= self.LONGEST else message[: self.LONGEST - 1] + "…")
-        self.code, self.session = code, session
+        self.code, self.session, self.step = code, session, step
 
 
 class EngineNotReadyError(EngineError):

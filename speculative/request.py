@@ -210,7 +210,7 @@ class RequestOutput:
     are of the new tokens, None unless asked for. The first output carries ``prompt_logprobs`` if those were: of the prompt's second
     token to its last. Of the new tokens the first ``num_accepted`` are accepted draft tokens; one after them is the target's own.
     ``memory`` is what a remote request wants of it, of all tokens but the newest; while its prompt is read an output may hold
-    that alone.
+    that alone. ``batch_size`` requests shared its pass (0: not told, as this one is not remote).
     """
 
     request_id: str
@@ -222,3 +222,4 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     num_accepted: int = 0
     memory: Memory | None = None
+    batch_size: int = 0

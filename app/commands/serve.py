@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +24,7 @@ GUARD = "Who may ask, how often and how much"
 STORE = "Stored responses"
 SESSIONS = "Sessions"
 WATCHING = "Metrics and traces"
+REMOTE = "Edges"
 
 
 def serve(
@@ -124,6 +127,20 @@ def serve(
         typer.Option(
             help="OTLP/HTTP collector that OpenTelemetry traces are sent to, such as http://localhost:4318; needs moaserve[otel].",
             rich_help_panel=WATCHING,
+        ),
+    ] = None,
+    remote_sessions: Annotated[
+        int | None, typer.Option(help="Texts at a time on one connection of an edge. (default: 64)", rich_help_panel=REMOTE)
+    ] = None,
+    remote_in_flight: Annotated[
+        int | None,
+        typer.Option(help="Draft trees of a text that may be on their way at once. (default: 4)", rich_help_panel=REMOTE),
+    ] = None,
+    remote_idle_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a text is forgotten whose edge is away or silent. (default: 60)",
+            rich_help_panel=REMOTE,
         ),
     ] = None,
     cors_origins: Annotated[
@@ -239,6 +256,12 @@ def _run(settings: Settings, listener: socket.socket) -> int:
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             draining = asyncio.create_task(engine.drain(settings.shutdown_timeout))
+            for listening in self.servers:
+                listening.close()
+            # uvicorn hangs up on WebSockets at once; their texts have as long as streams do.
+            began = time.monotonic()
+            await app.state.serving.remote.drain(settings.shutdown_timeout)
+            self.config.timeout_graceful_shutdown = max(0, math.ceil(settings.shutdown_timeout - (time.monotonic() - began)))
             await super().shutdown(sockets)
             await draining
 
@@ -262,6 +285,9 @@ def _run(settings: Settings, listener: socket.socket) -> int:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=settings.shutdown_timeout,
+            ws="websockets-sansio",
+            ws_max_size=2 * app.state.serving.remote.host.limits.frame_bytes,  # a little too much is told so by a frame
+            ws_per_message_deflate=False,  # memory does not compress
             lifespan="on",
             forwarded_allow_ips=settings.forwarded_allow_ips,
             ssl_certfile=settings.ssl_certfile,

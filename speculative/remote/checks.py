@@ -157,8 +157,9 @@ def _check_logprobs(frame: Result, name: str, logprobs: Iterable[Logprob], limit
 
 def _session(frame: Open | Resume | Verify | Cancel | Opened | Memory | Result | Closed | Error, limits: Limits) -> None:
     if frame.session is not None and frame.session >= limits.sessions:
+        name = type(frame).__name__.lower()
         message = f"is {frame.session}, and sessions have numbers below {limits.sessions}: close one and use its number again"
-        _refuse(frame, "session", message, code="limit_exceeded")
+        raise ProtocolError("limit_exceeded", f"{name}.session: {message}")  # no error could speak of such a session
 
 
 def _tokens(frame: ClientFrame | ServerFrame, field: str, data: bytes, vocab_size: int) -> int:
@@ -197,4 +198,5 @@ def _finite(frame: ClientFrame | ServerFrame, field: str, values: Iterable[float
 
 def _refuse(frame: ClientFrame | ServerFrame, field: str, message: str, code: str = "invalid_field") -> NoReturn:
     name = type(frame).__name__.lower()
-    raise ProtocolError(code, f"{name}.{field}: {message}", session=getattr(frame, "session", None))
+    step = frame.step if isinstance(frame, Verify) else None
+    raise ProtocolError(code, f"{name}.{field}: {message}", session=getattr(frame, "session", None), step=step)

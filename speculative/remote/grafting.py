@@ -14,6 +14,18 @@ class Graft:
     parents: tuple[int, ...]
     rows: tuple[int, ...]
 
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """The rows, in the tree that was sent, that carry ``tokens`` from the root down; of equal siblings the first."""
+        path, root = [], 0
+        for token in tokens:
+            root = next(
+                row
+                for row, (each, parent) in enumerate(zip(self.tokens, self.parents, strict=True), 1)
+                if parent == root and each == token
+            )
+            path.append(self.rows[root - 1])
+        return path
+
 
 def graft(tokens: Sequence[int], parents: Sequence[int], since: Sequence[int]) -> Graft | None:
     """A tree that hangs where the text was before the tokens ``since`` came, moved to the text's end.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculative.config import MEMORY_FORMATS
+from speculative.config import MEMORY_FORMATS, MemoryFormat
 from speculative.drafters.base import Drafter, window_start
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.wrapper import innermost
@@ -23,6 +23,11 @@ class MemoryReader:
         """None for a drafter that has no memory, or borrows layers of the target, which nobody has elsewhere."""
         moa = innermost(drafter)
         return cls(moa) if isinstance(moa, MoADrafter) and not moa.borrowed else None
+
+    @property
+    def bytes_by_format(self) -> dict[MemoryFormat, tuple[int, int]]:
+        """Bytes of a verified token and of the newest memory."""
+        return {format: (codec.bytes_per_token, codec.newest_bytes) for format, codec in self._codecs.items()}
 
     def read(self, sequence: Sequence) -> Memory | None:
         """What is known of a text and has not been read before; None for a request that wants no memory."""

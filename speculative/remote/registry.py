@@ -1,0 +1,102 @@
+"""All sessions of a server, whatever connections they are told on, until they are forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from speculative.errors import ProtocolError
+from speculative.remote.host import Generate, Host
+from speculative.remote.line import Line
+from speculative.remote.served import ServedSession
+from speculative.request import Request
+
+MOST_SESSIONS = 4096
+"""Sessions that are kept; of those that have ended the oldest go first."""
+
+FLUSH_SECONDS = 2.0
+"""What a peer gets to read a last word."""
+
+
+class Connection(Protocol):
+    """What the registry knows of one."""
+
+    def stop(self) -> None:
+        """Send what there is, and end."""
+
+
+class SessionRegistry:
+    """Sessions by their resume tokens; those that nobody has come for are forgotten after ``host.idle_seconds``."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._sessions: dict[bytes, ServedSession] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: dict[Connection, asyncio.Future[None]] = {}
+        self._drains = False
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, request: Request, seed: int, row_bytes: int, owner: str, line: Line, generate: Generate) -> ServedSession:
+        """Begin a text; raises ProtocolError where there is no room for another session."""
+        self.check_open(line.number)
+        if len(self._sessions) >= MOST_SESSIONS:
+            ended = next((each for each in self._sessions.values() if each.finish_reason is not None), None)
+            if ended is None:
+                raise ProtocolError("overloaded", f"{MOST_SESSIONS} sessions are kept, and none has ended", session=line.number)
+            ended.end("idle")
+        session = ServedSession(request, seed, row_bytes, owner, self.host, self._forget)
+        self._sessions[session.token] = session
+        self.host.observer.session(1)
+        task = session.start(line, generate)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return session
+
+    def check_open(self, number: int | None) -> None:
+        """Raise ProtocolError while nothing new is begun."""
+        if self._drains or not self.host.engine.ready:
+            raise ProtocolError("not_ready", "the model is loading, or the server shuts down: try again later", session=number)
+
+    def find(self, token: bytes, owner: str) -> ServedSession | None:
+        """The session of that token, if it is this owner's."""
+        session = self._sessions.get(token)
+        return session if session is not None and session.owner == owner else None
+
+    def connected(self, connection: Connection) -> None:
+        """A connection has come."""
+        self._connections[connection] = asyncio.get_running_loop().create_future()
+        self.host.observer.connected(1)
+
+    def disconnected(self, connection: Connection) -> None:
+        """It has gone."""
+        if (gone := self._connections.pop(connection, None)) is not None:
+            gone.set_result(None)
+            self.host.observer.connected(-1)
+
+    async def drain(self, timeout: float) -> None:
+        """Begin nothing new, let texts that somebody listens to end within ``timeout`` seconds, and close."""
+        self._drains = True
+        for session in list(self._sessions.values()):
+            session.orphans_end = True
+            if session.line is None:
+                session.end("shutdown")
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+        await self.close()
+
+    async def close(self) -> None:
+        """End all sessions and connections."""
+        self._drains = True
+        for session in list(self._sessions.values()):
+            session.end("shutdown")
+        for connection in list(self._connections):
+            connection.stop()
+        pending = {*self._tasks, *self._connections.values()}
+        if pending:
+            await asyncio.wait(pending, timeout=2 * FLUSH_SECONDS)
+
+    def _forget(self, session: ServedSession) -> None:
+        del self._sessions[session.token]
+        self.host.observer.session(-1)
