@@ -25,6 +25,7 @@ class Outgoing:
         self._send, self._sent = send, sent
         self._padding, self._most, self._row_bytes = 0, 2**16, 0
         self._waiting: deque[bytes] = deque()
+        self._urgent: deque[bytes] = deque()
         self._size = 0
         self._more = asyncio.Event()
         self._room = asyncio.Event()
@@ -46,12 +47,12 @@ class Outgoing:
             if self._size > MOST_WAITING:
                 self._room.clear()
 
-    def put_first(self, frame: ServerFrame) -> None:
+    def put_urgent(self, frame: ServerFrame) -> None:
         """Send a frame ahead of those that wait."""
         if not self._lost:
             data = encode(frame, self._padding)
             self._size += len(data)
-            self._waiting.appendleft(data)
+            self._urgent.append(data)
             self._more.set()
 
     @property
@@ -72,8 +73,8 @@ class Outgoing:
         """Send what there is; raises what ``send`` raises."""
         try:
             while True:
-                while self._waiting:
-                    data = self._waiting.popleft()
+                while waiting := self._urgent or self._waiting:
+                    data = waiting.popleft()
                     await self._send(data)
                     self._sent(len(data))
                     self._size -= len(data)
@@ -86,6 +87,7 @@ class Outgoing:
         finally:
             self._lost = True
             self._waiting.clear()
+            self._urgent.clear()
             self._room.set()
 
     @property
