@@ -39,21 +39,20 @@ class Outgoing:
 
     def put(self, frame: ServerFrame) -> None:
         """Send a frame behind those that wait; a lost connection takes it and does nothing."""
-        if not self._lost:
-            for data in self._encoded(frame):
-                self._size += len(data)
-                self._waiting.append(data)
-            self._more.set()
-            if self._size > MOST_WAITING:
-                self._room.clear()
+        self._queue(self._waiting, frame)
 
     def put_urgent(self, frame: ServerFrame) -> None:
         """Send a frame ahead of those that wait."""
+        self._queue(self._urgent, frame)
+
+    def _queue(self, waiting: deque[bytes], frame: ServerFrame) -> None:
         if not self._lost:
-            data = encode(frame, self._padding)
-            self._size += len(data)
-            self._urgent.append(data)
+            for data in self._encoded(frame):
+                self._size += len(data)
+                waiting.append(data)
             self._more.set()
+            if self._size > MOST_WAITING:
+                self._room.clear()
 
     @property
     def has_room(self) -> bool:
