@@ -25,6 +25,7 @@ class Outgoing:
         self._send, self._sent = send, sent
         self._padding, self._most, self._row_bytes = 0, 2**16, 0
         self._waiting: deque[bytes] = deque()
+        self._urgent: deque[bytes] = deque()
         self._size = 0
         self._more = asyncio.Event()
         self._room = asyncio.Event()
@@ -38,21 +39,20 @@ class Outgoing:
 
     def put(self, frame: ServerFrame) -> None:
         """Send a frame behind those that wait; a lost connection takes it and does nothing."""
+        self._queue(self._waiting, frame)
+
+    def put_urgent(self, frame: ServerFrame) -> None:
+        """Send a frame ahead of those that wait."""
+        self._queue(self._urgent, frame)
+
+    def _queue(self, waiting: deque[bytes], frame: ServerFrame) -> None:
         if not self._lost:
             for data in self._encoded(frame):
                 self._size += len(data)
-                self._waiting.append(data)
+                waiting.append(data)
             self._more.set()
             if self._size > MOST_WAITING:
                 self._room.clear()
-
-    def put_first(self, frame: ServerFrame) -> None:
-        """Send a frame ahead of those that wait."""
-        if not self._lost:
-            data = encode(frame, self._padding)
-            self._size += len(data)
-            self._waiting.appendleft(data)
-            self._more.set()
 
     @property
     def has_room(self) -> bool:
@@ -72,8 +72,8 @@ class Outgoing:
         """Send what there is; raises what ``send`` raises."""
         try:
             while True:
-                while self._waiting:
-                    data = self._waiting.popleft()
+                while waiting := self._urgent or self._waiting:
+                    data = waiting.popleft()
                     await self._send(data)
                     self._sent(len(data))
                     self._size -= len(data)
@@ -86,6 +86,7 @@ class Outgoing:
         finally:
             self._lost = True
             self._waiting.clear()
+            self._urgent.clear()
             self._room.set()
 
     @property

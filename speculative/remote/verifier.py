@@ -95,7 +95,7 @@ class Verifier:
     def _take(self, frame: ClientFrame) -> None:
         """Do what a frame says; raises EngineError where that cannot be."""
         if isinstance(frame, Ping):
-            self._outgoing.put_first(Pong(frame.number))
+            self._outgoing.put_urgent(Pong(frame.number))
         elif isinstance(frame, Hello):
             self._welcome(frame)
         elif self._format is None:

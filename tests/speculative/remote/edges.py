@@ -157,6 +157,7 @@ class Text:
         self.prompt_logprobs: list[f.Logprob] = []
         self.finish_reason: str | None = None
         self.token = b""
+        self.is_open = False
         self.step = 0
         self.answered = -1
         self.trees: deque[f.Verify] = deque()
@@ -179,6 +180,9 @@ class Text:
     def resume(self, number: int) -> f.Resume:
         self.number = number
         self.trees.clear()
+        self.is_open = False
+        if not self.output:
+            self.prompt_logprobs.clear()  # are told again from the first
         return f.Resume(number, self.token, len(self.tokens), self.memory_end or 0, len(self.text) + self.request.text_length)
 
     @property
@@ -187,7 +191,7 @@ class Text:
 
     @property
     def wants_to_draft(self) -> bool:
-        return self.finish_reason is None and len(self.trees) < self.most_in_flight and bool(self.token)
+        return self.finish_reason is None and len(self.trees) < self.most_in_flight and self.is_open
 
     def draft(self) -> f.Verify:
         tree = offered(self.chance, len(self.tokens), self.expected[len(self.output) :])
@@ -202,7 +206,7 @@ class Text:
         match frame:
             case f.Opened():
                 assert self.token in (b"", frame.resume_token)
-                self.token, self.step = frame.resume_token, frame.step
+                self.token, self.step, self.is_open = frame.resume_token, frame.step, True
                 assert frame.length >= len(self.tokens)
             case f.Memory():
                 self._remember(frame.first, frame.rows)
@@ -242,8 +246,8 @@ class Text:
             assert parents[below - 1] == above
 
 
-ROW_BYTES = 68
-"""Of the fixture's drafter at int8."""
+ROW_BYTES = 36
+"""Of N0's random drafter with an entry, at int8."""
 
 
 async def write(connection: Connection, texts: list[Text], until: Callable[[], bool] = lambda: False) -> None:
