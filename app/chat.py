@@ -112,6 +112,11 @@ class ChatWriter:
         self._tokens, self._parser, self._origins = tokens, parser, origins
         self._parsers: dict[int, ToolParser] = {}
 
+    @property
+    def revisable(self) -> bool:
+        """As in ChunkWriter."""
+        return not (self._tokens or self._parser or self._origins)
+
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> ChatCompletion:
         """The answer to a request that does not stream."""
         return ChatCompletion(
@@ -131,7 +136,8 @@ class ChatWriter:
     def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk | None:
         """More of the message."""
         parsed = self._parsed(index, output.text_delta, final=output.finish_reason is not None)
-        if not (parsed.content or parsed.calls or output.logprobs or (self._origins and output.new_token_ids)):
+        told = parsed.content or parsed.calls or output.logprobs or output.written
+        if not (told or (self._origins and output.new_token_ids)):
             return None
         delta = Delta(content=parsed.content) if parsed.content or not parsed.calls else Delta()
         if parsed.calls:

@@ -11,6 +11,7 @@ from app.commands.bench import bench
 from app.commands.bench_alone import alone
 from app.commands.bench_servers import lossless, turns
 from app.commands.chat import chat
+from app.commands.edge import edge
 from app.commands.evaluate import evaluate
 from app.commands.export_edge import export_edge
 from app.commands.serve import serve
@@ -25,6 +26,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 cli.command()(serve)
+cli.command()(edge)
 cli.command()(chat)
 cli.command("train")(train)
 cli.command("pretrain")(pretrain_command)

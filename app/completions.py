@@ -75,6 +75,11 @@ class CompletionWriter:
         self._tokens, self._echoed, self._origins = tokens, echoed, origins
         self._offsets: dict[int, int] = {}
 
+    @property
+    def revisable(self) -> bool:
+        """As in ChunkWriter."""
+        return not (self._tokens or self._echoed or self._origins)
+
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> Completion:
         """The answer to a request that does not stream."""
         completion = self._completion(*(self._whole(index, choice) for index, choice in enumerate(choices)), metrics=metrics)
@@ -90,7 +95,7 @@ class CompletionWriter:
 
     def text(self, index: int, output: RequestOutput) -> Completion | None:
         """More of the text."""
-        if not (output.text_delta or output.logprobs or (self._origins and output.new_token_ids)):
+        if not (output.text_delta or output.logprobs or output.written or (self._origins and output.new_token_ids)):
             return None
         logprobs = self._logprobs(index, output.logprobs or ())
         choice = CompletionChoice(index=index, text=output.text_delta, logprobs=logprobs, finish_reason=None)

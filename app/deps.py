@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, cast
 
 import anyio
 from fastapi import Depends
@@ -18,7 +18,7 @@ from app.sessions.conversations import Conversations
 from app.sessions.engine import BlockEngine
 from app.sessions.opening import Stores
 from app.sessions.store import ResponseStore
-from app.settings import Settings
+from app.settings import HttpSettings
 from app.tracing import Tracing
 from speculative.config import ModelInfo
 from speculative.errors import EngineNotReadyError
@@ -28,8 +28,8 @@ from speculative.remote.registry import SessionRegistry
 from speculative.request import Grammar, Request, RequestOutput
 
 
-class ServingEngine(BlockEngine, Watched, RemoteEngine, Protocol):
-    """The part of `speculative.async_engine.AsyncEngine` that HTTP needs; tests put an in-memory one in its place."""
+class ServingEngine(Watched, Protocol):
+    """What HTTP needs of `speculative.async_engine.AsyncEngine` or an edge's engine; tests put an in-memory one in their place."""
 
     @property
     def tokenizer(self) -> Any:
@@ -55,26 +55,26 @@ class ServingEngine(BlockEngine, Watched, RemoteEngine, Protocol):
 class Serving:
     """What one application serves with, kept as ``app.state.serving``."""
 
-    settings: Settings
+    settings: HttpSettings
     engine: ServingEngine
     metrics: Metrics
     admission: Admission
     stores: Stores
     conversations: Conversations | None
-    remote: SessionRegistry
+    remote: SessionRegistry | None
     tracing: Tracing | None = None
     jobs: BackgroundJobs = field(default_factory=BackgroundJobs)
     tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     compiling: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     @classmethod
-    def of(cls, settings: Settings, engine: ServingEngine) -> Serving:
+    def of(cls, settings: HttpSettings, engine: ServingEngine) -> Serving:
         """An engine, as ``settings`` say that it is to be served; raises SettingsError where they cannot be followed here."""
         admission = Admission(settings.max_num_seqs, settings.max_queue_requests, settings.max_queue_tokens)
         metrics = Metrics(vllm_names=settings.vllm_metric_names)
         stores = Stores.of(settings, metrics.store_observer(lambda: _model_name(settings, engine)))
-        blocks = stores.blocks if settings.prefix_cache_tokens != 0 else None
-        conversations = Conversations(engine, blocks) if blocks is not None else None
+        # Only settings of engines that have blocks say that they are kept.
+        conversations = Conversations(cast(BlockEngine, engine), stores.blocks) if stores.blocks is not None else None
         tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
         return cls(settings, engine, metrics, admission, stores, conversations, _remote(settings, engine, metrics), tracing)
 
@@ -94,16 +94,21 @@ class Serving:
         return _model_name(self.settings, self.engine)
 
 
-def _model_name(settings: Settings, engine: ServingEngine) -> str:
+def _model_name(settings: HttpSettings, engine: ServingEngine) -> str:
     return settings.served_model_name or engine.info.name
 
 
-def _remote(settings: Settings, engine: ServingEngine, metrics: Metrics) -> SessionRegistry:
+def _remote(settings: HttpSettings, engine: ServingEngine, metrics: Metrics) -> SessionRegistry | None:
+    if (remote := settings.remote) is None:
+        return None
+
     def model_name() -> str:
         return _model_name(settings, engine)
 
-    limits = Limits(sessions=settings.remote_sessions, in_flight=settings.remote_in_flight)
-    return SessionRegistry(Host(engine, metrics.remote_observer(model_name), model_name, limits, settings.remote_idle_seconds))
+    # Only settings of engines that take trees say that edges may come.
+    host = cast(RemoteEngine, engine)
+    limits = Limits(sessions=remote.sessions, in_flight=remote.in_flight)
+    return SessionRegistry(Host(host, metrics.remote_observer(model_name), model_name, limits, remote.idle_seconds))
 
 
 async def _serving(connection: HTTPConnection) -> Serving:

@@ -192,6 +192,7 @@ def finish_reason(output: RequestOutput) -> FinishReason:
 
 
 def _choice(outputs: Sequence[RequestOutput]) -> Choice:
+    outputs = revised(outputs)
     if not outputs or outputs[-1].finish_reason is None:
         raise EngineStepError("a request ended without a finish reason")
     return Choice(
@@ -202,6 +203,29 @@ def _choice(outputs: Sequence[RequestOutput]) -> Choice:
         outputs[0].prompt_logprobs or (),
         outputs,
     )
+
+
+def revised(outputs: Sequence[RequestOutput]) -> Sequence[RequestOutput]:
+    """A choice's outputs without what later ones have taken back."""
+    kept: list[RequestOutput] = []
+    for output in outputs:
+        if (written := output.written) is not None and not written.offline:
+            kept = _cut(kept, written.first_token, written.first_character)
+        kept.append(output)
+    return kept
+
+
+def _cut(outputs: Sequence[RequestOutput], tokens: int, characters: int) -> list[RequestOutput]:
+    """The outputs' first so many tokens and characters."""
+    kept: list[RequestOutput] = []
+    for output in outputs:
+        own = output.new_token_ids[:tokens]
+        logprobs = None if output.logprobs is None else output.logprobs[: len(own)]
+        accepted = min(output.num_accepted, len(own))
+        text = output.text_delta[:characters]
+        kept.append(replace(output, new_token_ids=own, text_delta=text, logprobs=logprobs, num_accepted=accepted))
+        tokens, characters = tokens - len(own), characters - len(text)
+    return kept
 
 
 async def unless_disconnected(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:

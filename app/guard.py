@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import ApiError, AuthenticationError, PermissionDeniedError, RequestTooLargeError, TooManyRequestsError
 from app.keys import ApiKeys
-from app.settings import Settings
+from app.settings import HttpSettings
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """What costs work or tells of the model; probes, metrics and the API's description are for everyone who can reach the server."""
@@ -26,7 +26,7 @@ GUARDED = ("/v1/", "/tokenize", "/detokenize")
 class Guard:
     """ASGI middleware: host, key, rate and size of a request, in this order."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
         self._app = app
         self._keys = ApiKeys.load(settings.api_key, settings.api_key_file)
         self._rates = Rates(settings.rate_limit)

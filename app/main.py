@@ -16,7 +16,7 @@ from app.errors import add_error_handlers
 from app.guard import Guard
 from app.middleware import AccessLog, ErrorCount, Head, Unexpected
 from app.routes import chat, completions, health, metrics, models, playground, responses, tokenize, verify
-from app.settings import Settings
+from app.settings import HttpSettings
 from app.streaming import finish_streams_at_shutdown
 from app.tracing import TraceContext
 
@@ -24,7 +24,7 @@ STORING_S = 2.0
 """What texts that have just ended get to be stored when the server stops."""
 
 
-def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
+def create_app(settings: HttpSettings, engine: ServingEngine) -> FastAPI:
     """The HTTP application; it starts the engine at startup, without waiting for the model, and stops it at shutdown."""
     serving = Serving.of(settings, engine)
     serving.metrics.watch(engine, serving.model_name)
@@ -37,7 +37,8 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
         try:
             yield
         finally:
-            await serving.remote.close()
+            if serving.remote is not None:
+                await serving.remote.close()
             if serving.conversations is not None:
                 await serving.conversations.close(STORING_S)
             await engine.stop()
@@ -56,8 +57,10 @@ def create_app(settings: Settings, engine: ServingEngine) -> FastAPI:
         root_path=settings.root_path,
     )
     app.state.serving = serving
-    for routes in (chat, completions, responses, models, tokenize, health, metrics, verify):
+    for routes in (chat, completions, responses, models, tokenize, health, metrics):
         app.include_router(routes.router)
+    if serving.remote is not None:
+        app.include_router(verify.router)
     if settings.playground:
         app.include_router(playground.router)
     app.add_middleware(Head)

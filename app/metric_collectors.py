@@ -8,7 +8,8 @@ from importlib.metadata import version
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.metric_names import ENGINE_COUNTERS, GAUGES, INFO, LABEL, PREFIX, VLLM_NAMES, Watched
+from app.metric_names import EDGE_COUNTERS, EDGE_GAUGES, ENGINE_COUNTERS, GAUGES, INFO, LABEL, PREFIX, VLLM_NAMES, Watched
+from speculative.config import EdgeStatus
 from speculative.errors import EngineError
 
 
@@ -29,6 +30,7 @@ class EngineCollector(Collector):
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=(LABEL,))
             gauge.add_metric((model_name,), value(status, self._engine))
             yield gauge
+        yield from self._of_edge(status.edge, model_name)
         described = GaugeMetricFamily(PREFIX + INFO[0], INFO[1], labels=(LABEL, *INFO[2]))
         of_model = (info.drafter, info.dtype, info.device, str(info.max_model_len), version("moaserve"))
         described.add_metric((model_name, *of_model), 1)
@@ -38,10 +40,31 @@ class EngineCollector(Collector):
             "engine_step_seconds": {(phase,): seconds for phase, seconds in status.phase_seconds.items()},
         }
         for name, (text, labels) in ENGINE_COUNTERS.items():
-            counter = CounterMetricFamily(PREFIX + name, text, labels=(LABEL, *labels))
-            for values, count in counted[name].items():
-                counter.add_metric((model_name, *values), count)
-            yield counter
+            yield _counter(name, text, labels, model_name, counted[name])
+
+    def _of_edge(self, edge: EdgeStatus | None, model_name: str) -> Iterator[Metric]:
+        if edge is None:
+            return
+        for name, (text, value) in EDGE_GAUGES.items():
+            if (number := value(edge)) is not None:
+                gauge = GaugeMetricFamily(PREFIX + name, text, labels=(LABEL,))
+                gauge.add_metric((model_name,), number)
+                yield gauge
+        counted: dict[str, dict[tuple[str, ...], float]] = {
+            "edge_reconnects": {(): edge.num_reconnects},
+            "edge_bytes": {("sent",): edge.bytes_sent, ("received",): edge.bytes_received},
+            "edge_offline_tokens": {(): edge.offline_tokens},
+            "edge_corrected_tokens": {(): edge.corrected_tokens},
+        }
+        for name, (text, labels) in EDGE_COUNTERS.items():
+            yield _counter(name, text, labels, model_name, counted[name])
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], model_name: str, counted: dict[tuple[str, ...], float]) -> Metric:
+    counter = CounterMetricFamily(PREFIX + name, text, labels=(LABEL, *labels))
+    for values, count in counted.items():
+        counter.add_metric((model_name, *values), count)
+    return counter
 
 
 class VllmNames(Collector):

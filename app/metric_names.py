@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from app.recording import POSITIONS
-from speculative.config import EngineStatus, ModelInfo
+from speculative.config import EdgeStatus, EngineStatus, ModelInfo
 
 PREFIX: Final = "moaserve_"
 LABEL: Final = "model_name"
@@ -86,6 +86,19 @@ GAUGES: Final[dict[str, tuple[str, Callable[[EngineStatus, Watched], float]]]] =
         lambda status, _: status.draft_nodes,
     ),
 }
+EDGE_GAUGES: Final[dict[str, tuple[str, Callable[[EdgeStatus], float | None]]]] = {
+    "edge_server_up": ("1 while this edge is connected to its server, else 0; only edges tell it.", lambda edge: edge.server_up),
+    "edge_round_trip_seconds": (
+        "Seconds from a ping of this edge's to its server's answer, smoothed; none while cut off.",
+        lambda edge: edge.round_trip,
+    ),
+}
+EDGE_COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "edge_reconnects": ("Connections that this edge has made in the place of lost ones.", ()),
+    "edge_bytes": ("Bytes that this edge has sent to its server and received from it.", ("direction",)),
+    "edge_offline_tokens": ("Tokens that this edge's drafter has written alone, cut off from its server.", ()),
+    "edge_corrected_tokens": ("Such tokens in whose place the server has put others when it was back.", ()),
+}
 INFO: Final = (
     "model_info",
     "1; labels say what is served: the drafter, the data type, the device, tokens of context and the server's version.",
@@ -157,6 +170,10 @@ HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
     ),
     "request_target_calls": (
         "Forward passes of the target that a request took part in.",
+        (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000),
+    ),
+    "request_server_calls": (
+        "Answers of the server that a request of this edge's took; elsewhere none is counted.",
         (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000),
     ),
     "session_store_seconds": (

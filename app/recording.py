@@ -90,6 +90,8 @@ class RequestRecorder:
             histograms["request_acceptance_length"].observe(stats.mean_acceptance_length)
         if stats.num_target_calls:
             histograms["request_target_calls"].observe(stats.num_target_calls)
+        if stats.edge is not None:
+            histograms["request_server_calls"].observe(stats.edge.num_server_calls)
         if stats.tokens_per_second > 0:
             histograms["request_tokens_per_second"].observe(stats.tokens_per_second)
 
@@ -110,7 +112,8 @@ class RequestRecorder:
             counters["prompt_tokens"].inc(stats.prompt_tokens)
             counters["prefix_cache_queries"].inc(stats.prompt_tokens)
             counters["prefix_cache_hits"].inc(stats.cached_tokens)
-        counters["generation_tokens"].inc(stats.completion_tokens - before.completion_tokens)
+        # An edge may take tokens back that it wrote offline.
+        counters["generation_tokens"].inc(max(0, stats.completion_tokens - before.completion_tokens))
         counters["spec_decode_num_drafts"].inc(stats.num_drafts - before.num_drafts)
         counters["spec_decode_num_draft_tokens"].inc(stats.num_draft_tokens - before.num_draft_tokens)
         counters["spec_decode_num_accepted_tokens"].inc(stats.num_accepted_draft_tokens - before.num_accepted_draft_tokens)

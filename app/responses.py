@@ -160,6 +160,16 @@ class ChunkChoice(BaseModel):
     token_origins: list[TokenOrigin] | None = None
 
 
+class EdgeNote(BaseModel):
+    """How an edge came by a chunk that it wrote ``offline``, or that takes back what it wrote so.
+
+    With ``replace_from`` the chunk's text stands in the place of all of the choice's text from that character on.
+    """
+
+    offline: bool
+    replace_from: int | None = None
+
+
 class ChatCompletionChunk(BaseModel):
     """One event of a chat stream."""
 
@@ -170,6 +180,7 @@ class ChatCompletionChunk(BaseModel):
     choices: list[ChunkChoice]
     usage: Usage | None = None
     metrics: ResponseMetrics | None = None
+    edge: EdgeNote | None = None
 
 
 class CompletionChoice(BaseModel):
@@ -192,6 +203,7 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     metrics: ResponseMetrics | None = None
+    edge: EdgeNote | None = None
 
 
 class Model(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,13 +33,30 @@ class SettingsError(Exception):
     """A source of settings cannot be used at all: an unreadable file, an unknown environment variable."""
 
 
-class Settings(BaseSettings):
-    """What `moaserve` was told; the fields from ``model`` on are those of `EngineConfig`, and mean the same.
+@dataclass(frozen=True, slots=True)
+class KeptBlocks:
+    """How much key-value cache is kept for later turns beside the engine's: bytes (None: see ``sessions``), for so many seconds."""
+
+    max_bytes: int | None
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """What edges may have at a time, texts on a connection and trees of each, and how many seconds they get to come back."""
+
+    sessions: int
+    in_flight: int
+    idle_seconds: float
+
+
+class HttpSettings(BaseSettings):
+    """What all that serve HTTP are told.
 
     ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
     model's own), ``tool_call_format`` how the model calls tools (default: as its chat template says). Lists are written with
     commas. Who may ask, how often and how much: see ``guard`` and ``keys``; what is kept of answers: see ``sessions``; what
-    is told of requests: see ``metrics`` and ``tracing``.
+    is told of requests: see ``metrics`` and ``tracing``. ``max_num_seqs`` texts are written together.
     """
 
     model_config = SettingsConfigDict(
@@ -69,14 +86,9 @@ class Settings(BaseSettings):
     store_max_responses: int = Field(10_000, ge=0)
     store_max_bytes: int = Field(256 * 2**20, ge=0)
     store_ttl: float = Field(24 * 3600, gt=0)
-    session_max_bytes: int | None = Field(None, ge=0)
-    session_ttl: float = Field(24 * 3600, gt=0)
     redis_url: SecretStr | None = None
     redis_timeout: float = Field(0.25, gt=0)
     redis_prefix: str = Field("moaserve", min_length=1, pattern=r"^[!-~]+$")
-    remote_sessions: int = Field(64, ge=1, le=65536)
-    remote_in_flight: int = Field(4, ge=1, le=256)
-    remote_idle_seconds: float = Field(60, gt=0, le=86400)
     cors_origins: str | None = None
     allowed_hosts: str | None = None
     forwarded_allow_ips: str | None = None
@@ -85,12 +97,84 @@ class Settings(BaseSettings):
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
 
+    max_num_seqs: int = Field(32, ge=1)
+
+    @property
+    def kept_blocks(self) -> KeptBlocks | None:
+        """None where there is no key-value cache to keep."""
+        return None
+
+    @property
+    def remote(self) -> Remote | None:
+        """None where no edges are taken."""
+        return None
+
+    @field_validator("rate_limit")
+    @classmethod
+    def _rate(cls, rates: str | None) -> str | None:
+        try:
+            parse_many(rates) if rates else None
+        except ValueError:
+            raise ValueError("it must be rates such as 60/minute or 5/second;1000/day") from None
+        return rates
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _collector(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.match(r"https?://[^/]", endpoint):
+            raise ValueError("it must be the URL of an OTLP/HTTP collector, such as http://localhost:4318")
+        return endpoint
+
+    @model_validator(mode="after")
+    def _keys_are_there(self) -> HttpSettings:
+        ApiKeys.load(self.api_key, self.api_key_file)
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("TLS needs both ssl_certfile and ssl_keyfile")
+        return self
+
+    @model_validator(mode="after")
+    def _redis_can_be_asked(self) -> HttpSettings:
+        if self.redis_url is not None:
+            from app.sessions.redis_url import check_url  # half a second to import, which most servers can do without
+
+            try:
+                check_url(self.redis_url.get_secret_value())
+            except ValueError as error:  # of the whole model: an error of the field would be told with the URL and its password
+                raise ValueError(f"--redis-url (MOASERVE_REDIS_URL): {error}") from None
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources, strongest first; the file is named by one of the two stronger ones."""
+        assert isinstance(init_settings, InitSettingsSource)
+        environment = _StrictEnvironment(settings_cls)
+        path = init_settings.init_kwargs.get("config") or environment().get("config")
+        if path is None:
+            return init_settings, environment
+        return init_settings, environment, _toml(settings_cls, Path(path))
+
+
+class Settings(HttpSettings):
+    """What `moaserve serve` was told; the fields from ``model`` on are those of `EngineConfig`, and mean the same."""
+
+    session_max_bytes: int | None = Field(None, ge=0)
+    session_ttl: float = Field(24 * 3600, gt=0)
+    remote_sessions: int = Field(64, ge=1, le=65536)
+    remote_in_flight: int = Field(4, ge=1, le=256)
+    remote_idle_seconds: float = Field(60, gt=0, le=86400)
+
     model: str = Field(BUNDLED, min_length=1)
     drafter: str = Field("auto", min_length=1)
     dtype: DType = "auto"
     device: str = Field("auto", min_length=1)
     max_model_len: int | None = Field(None, ge=2)
-    max_num_seqs: int = Field(32, ge=1)
     prefill_chunk: int = Field(512, ge=1)
     draft_depth: int = Field(8, ge=1)
     draft_breadth: int = Field(4, ge=1)
@@ -111,60 +195,19 @@ class Settings(BaseSettings):
             raise ValueError(str(error)) from error
         return self
 
-    @field_validator("rate_limit")
-    @classmethod
-    def _rate(cls, rates: str | None) -> str | None:
-        try:
-            parse_many(rates) if rates else None
-        except ValueError:
-            raise ValueError("it must be rates such as 60/minute or 5/second;1000/day") from None
-        return rates
+    @property
+    def kept_blocks(self) -> KeptBlocks | None:
+        """As in HttpSettings; an engine without a prefix cache keeps none."""
+        return None if self.prefix_cache_tokens == 0 else KeptBlocks(self.session_max_bytes, self.session_ttl)
 
-    @field_validator("otlp_traces_endpoint")
-    @classmethod
-    def _collector(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None and not re.match(r"https?://[^/]", endpoint):
-            raise ValueError("it must be the URL of an OTLP/HTTP collector, such as http://localhost:4318")
-        return endpoint
-
-    @model_validator(mode="after")
-    def _keys_are_there(self) -> Settings:
-        ApiKeys.load(self.api_key, self.api_key_file)
-        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise ValueError("TLS needs both ssl_certfile and ssl_keyfile")
-        return self
-
-    @model_validator(mode="after")
-    def _redis_can_be_asked(self) -> Settings:
-        if self.redis_url is not None:
-            from app.sessions.redis_url import check_url  # half a second to import, which most servers can do without
-
-            try:
-                check_url(self.redis_url.get_secret_value())
-            except ValueError as error:  # of the whole model: an error of the field would be told with the URL and its password
-                raise ValueError(f"--redis-url (MOASERVE_REDIS_URL): {error}") from None
-        return self
+    @property
+    def remote(self) -> Remote:
+        """As in HttpSettings."""
+        return Remote(self.remote_sessions, self.remote_in_flight, self.remote_idle_seconds)
 
     def engine_config(self) -> EngineConfig:
         """The part of the settings that the engine needs."""
         return EngineConfig(**{field.name: getattr(self, field.name) for field in fields(EngineConfig)})
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources, strongest first; the file is named by one of the two stronger ones."""
-        assert isinstance(init_settings, InitSettingsSource)
-        environment = _StrictEnvironment(settings_cls)
-        path = init_settings.init_kwargs.get("config") or environment().get("config")
-        if path is None:
-            return init_settings, environment
-        return init_settings, environment, _toml(settings_cls, Path(path))
 
 
 class _StrictEnvironment(EnvSettingsSource):

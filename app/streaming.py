@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import to_api_error
 from app.generation import Outputs, finish_reason
-from app.responses import ChatCompletionChunk, Completion, FinishReason
+from app.responses import ChatCompletionChunk, Completion, EdgeNote, FinishReason
 from app.responses_api.events import Event
 from app.schemas import ChoicesRequest
 from app.usage import ResponseMetrics, Usage
-from speculative.request import Request, RequestOutput, RequestStats
+from speculative.request import Request, RequestOutput, RequestStats, Written
 
 logger = logging.getLogger("moaserve.app")
 
@@ -28,6 +28,10 @@ DONE = b"data: [DONE]\n\n"
 
 class ChunkWriter(Protocol):
     """How one API words its chunks."""
+
+    @property
+    def revisable(self) -> bool:
+        """Whether text can be taken back: not where others read it on its way, or count its tokens."""
 
     def begin(self, index: int, first: RequestOutput) -> Chunk | None:
         """What comes before a choice's text, if the API has a chunk for that."""
@@ -116,6 +120,8 @@ async def _events(
                     if (first := writer.begin(index, output)) is not None:
                         yield event(first)
                 if (more := writer.text(index, output)) is not None:
+                    if (written := output.written) is not None:
+                        more.edge = _note(written)
                     yield event(more)
                 if output.finish_reason is not None:
                     unfinished -= 1
@@ -129,3 +135,7 @@ async def _events(
         failed(told.status, told.code)
         yield f"data: {told.body()}\n\n".encode()
     yield DONE
+
+
+def _note(written: Written) -> EdgeNote:
+    return EdgeNote(offline=True) if written.offline else EdgeNote(offline=False, replace_from=written.first_character)

@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from pydantic import BaseModel
 
-from speculative.request import RequestStats
+from speculative.request import EdgeStats, RequestStats
 
 
 class PromptTokensDetails(BaseModel):
@@ -73,14 +73,37 @@ class SpeculativeDecoding(BaseModel):
     tokens_per_second: float
 
 
+class Edge(BaseModel):
+    """What a response made on an edge has cost its network, and what was written there without a server."""
+
+    num_server_calls: int
+    bytes_sent: int
+    bytes_received: int
+    offline_tokens: int
+    corrected_tokens: int
+
+    @classmethod
+    def of(cls, choices: list[EdgeStats]) -> Edge:
+        """Of all choices together."""
+        return cls(**{name: sum(getattr(stats, name) for stats in choices) for name in cls.model_fields})
+
+
 class ResponseMetrics(BaseModel):
-    """How a response was made."""
+    """How a response was made; ``edge`` is there only where that was an edge's."""
 
     speculative_decoding: SpeculativeDecoding
+    edge: Edge | None = None
 
     @classmethod
     def of(cls, choices: list[RequestStats]) -> ResponseMetrics:
         """Metrics of a whole response, all its choices together."""
+        metrics = cls._of(choices)
+        if edges := [stats.edge for stats in choices if stats.edge is not None]:
+            metrics.edge = Edge.of(edges)
+        return metrics
+
+    @classmethod
+    def _of(cls, choices: list[RequestStats]) -> ResponseMetrics:
         steps = sum(stats.num_drafts for stats in choices)
         drafted = sum(stats.num_draft_tokens for stats in choices)
         accepted = sum(stats.num_accepted_draft_tokens for stats in choices)

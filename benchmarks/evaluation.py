@@ -89,7 +89,7 @@ class TimedDrafter(DrafterWrapper):
         super().extend(verified, target_cache)
         self.seconds += time.perf_counter() - start
 
-    def propose(self, sequences: list[RunningSequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+    def propose(self, sequences: list[RunningSequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """Timed."""
         start = time.perf_counter()
         tree = super().propose(sequences, shape, target_cache)

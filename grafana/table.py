@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from app.metric_names import PREFIX
 from app.metrics import Metrics
-from speculative.config import EngineStatus, ModelInfo
+from speculative.config import EdgeStatus, EngineStatus, ModelInfo
 
 FOLDER: Final = Path(__file__).parent
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
@@ -91,7 +91,7 @@ class _Engine:
     info = ModelInfo("model", 1, 1, "float32", "cpu", "none", {}, 0)
 
     def status(self) -> EngineStatus:
-        return EngineStatus(0, 0, 0.0)
+        return EngineStatus(0, 0, 0.0, edge=EdgeStatus(True, 0.0, 0, 0, 0, 0, 0))
 
 
 if __name__ == "__main__":

@@ -107,11 +107,24 @@ class RemoteInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeStatus:
+    """How an edge's link to its server is, and what it has carried; ``round_trip`` is in seconds, None where nothing is known."""
+
+    server_up: bool
+    round_trip: float | None
+    num_reconnects: int
+    bytes_sent: int
+    bytes_received: int
+    offline_tokens: int
+    corrected_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A snapshot for metrics and probes: how many requests run and wait, and the share of KV slots in use (0 to 1).
 
     ``draft_depth`` and ``draft_nodes`` limit the latest step's trees (0: nothing was to be drafted); ``num_steps`` and
-    ``phase_seconds`` are what `timing.StepClock` says.
+    ``phase_seconds`` are what `timing.StepClock` says. ``edge`` is there where a server verifies.
     """
 
     num_running: int
@@ -121,3 +134,4 @@ class EngineStatus:
     draft_nodes: int = 0
     num_steps: int = 0
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    edge: EdgeStatus | None = None

@@ -8,6 +8,7 @@ EngineError
 ├── InvalidMemoryError         bytes are no drafter memory of the agreed format
 ├── ProtocolError              what a peer of the client-server protocol sent cannot be used
 ├── EngineNotReadyError        the model is still loading, or the engine is draining
+│   └── ServerUnreachableError an edge's server cannot be reached, or does not take this edge
 └── EngineStepError            a step failed; the requests in it ended with "error"
 """
 
@@ -59,6 +60,14 @@ class ProtocolError(EngineError, ValueError):
 
 class EngineNotReadyError(EngineError):
     """The model is still loading, or the engine is draining."""
+
+
+class ServerUnreachableError(EngineNotReadyError):
+    """An edge's server cannot be reached, or does not take this edge; ``permanent`` where trying again will not help."""
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
 
 
 class EngineStepError(EngineError):

@@ -114,7 +114,7 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         drafter=drafter_name,
-        default_sampling=_default_sampling(generation),
+        default_sampling=default_sampling(generation),
         created=int(time.time()),
         fingerprint=_fingerprint(target, network),
         pair=pair_fingerprint(target, network),
@@ -191,20 +191,28 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ma
         return None, "none", None
     if choice == "ngram":
         return lambda slots, length: PredictionDrafter(GrammarDrafter(NgramDrafter())), "ngram", None
-    folder = resolve(choice)
+    folder, lookup = resolve(choice), config.draft_lookup
     raw = read_json(folder, "config.json")
     architecture = (raw.get("architectures") or [""])[0]
     # Draft levels have a handful of rows: on a CPU, uncompiled float32 products of that size take half the time of bfloat16 ones.
     small = target.dtype if target.device.type != "cpu" else torch.float32
     if architecture == EAGLE:
         eagle = load_eagle(folder, target.config, dtype=small, device=target.device)
-        return lambda slots, length: _with_text(EagleDrafter(eagle, target, slots, length, shape), config), "eagle", eagle
+        return (
+            lambda slots, length: with_text(EagleDrafter(eagle, target, slots, length, shape), lookup),
+            "eagle",
+            eagle,
+        )
     if architecture in ARCHITECTURES and not is_moa(raw):
         model = _independent(folder, target, small)
-        return lambda slots, length: _with_text(IndependentDrafter(model, slots, length, shape), config), "independent", model
+        return (
+            lambda slots, length: with_text(IndependentDrafter(model, slots, length, shape), lookup),
+            "independent",
+            model,
+        )
     moa = load_drafter(folder, target.config, dtype=target.dtype if _compiles(config, target) else small, device=target.device)
     window = MOA_WINDOW if config.draft_window is None else config.draft_window or None
-    return lambda slots, length: _with_text(MoADrafter(moa, target, slots, length, shape, window), config), "moa", moa
+    return lambda slots, length: with_text(MoADrafter(moa, target, slots, length, shape, window), lookup), "moa", moa
 
 
 def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:
@@ -217,16 +225,17 @@ def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:
     return model
 
 
-def _with_text(drafter: Drafter, config: EngineConfig) -> Drafter:
+def with_text(drafter: Drafter, lookup: int) -> Drafter:
     """A drafter that is asked where neither a prediction, nor a grammar, nor the text itself says what comes next."""
-    return PredictionDrafter(GrammarDrafter(LookupDrafter(drafter, config.draft_lookup) if config.draft_lookup else drafter))
+    return PredictionDrafter(GrammarDrafter(LookupDrafter(drafter, lookup) if lookup else drafter))
 
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a model's generation_config.json may say of sampling, as far as we honour it."""
 
 
-def _default_sampling(generation: dict[str, Any]) -> dict[str, Any]:
+def default_sampling(generation: dict[str, Any]) -> dict[str, Any]:
+    """What a generation_config.json says of sampling, under our names."""
     defaults = {key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None}
     if generation.get("do_sample") is False:
         defaults["temperature"] = 0.0

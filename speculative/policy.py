@@ -13,7 +13,8 @@ class DraftShape:
     Drafting stops early once the drafter gives all paths it has kept of a sequence, together, a probability below ``min_reach``
     (the mean over the batch): another level costs the same however rarely it is reached. Its logits are divided by ``temperature``
     first: what matters is which token the target will choose, and a drafter that was taught how the target samples is less sure
-    of that than it could be.
+    of that than it could be. Of the nodes that were drafted those are kept whose paths have at least the probability
+    ``min_probability``.
     """
 
     depth: int
@@ -21,6 +22,7 @@ class DraftShape:
     nodes: int
     min_reach: float = 0.0
     temperature: float = 1.0
+    min_probability: float = 0.0
 
 
 class SpeculationPolicy(Protocol):

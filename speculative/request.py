@@ -101,7 +101,7 @@ class Request:
 
     ``output_token_ids`` were written elsewhere: they are taken as they are, behind the prompt, and count as output in all that
     looks at it (noise, penalties, grammar, limits). Whoever has ``text_length`` characters of their text is told the
-    rest.
+    rest. Of a ``revisable`` one an output may take back what others before it have told (`Written`).
     """
 
     request_id: str
@@ -115,6 +115,7 @@ class Request:
     memory_from: int = 0
     output_token_ids: tuple[int, ...] = ()
     text_length: int = 0
+    revisable: bool = False
 
     @property
     def given_token_ids(self) -> tuple[int, ...]:
@@ -159,6 +160,20 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeStats:
+    """What a text on an edge has cost its network so far: results of the server's, and bytes of their frames.
+
+    ``offline_tokens`` were written by the drafter alone; in the place of ``corrected_tokens`` of these the server has put others.
+    """
+
+    num_server_calls: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    offline_tokens: int = 0
+    corrected_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RequestStats:
     """What a request has cost and gained here so far.
 
@@ -166,6 +181,7 @@ class RequestStats:
     verifications that carried a draft; ``num_target_calls`` counts every target pass, prefill chunks included.
     ``num_draft_tokens`` are the tree nodes verified; accepted and rejected prediction tokens are those of the request's prediction
     that the answer has and has not. Times are seconds of a monotonic clock; ``scheduled_time`` is when the request got a slot.
+    ``edge`` is there where a server verifies what an edge drafts.
     """
 
     prompt_tokens: int = 0
@@ -182,6 +198,7 @@ class RequestStats:
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
+    edge: EdgeStats | None = None
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -203,6 +220,19 @@ class RequestStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """How an edge came by an output that no server has verified, or that takes back others which none had.
+
+    ``offline``: its drafter wrote it alone. Else the output stands in the place of all output tokens from number ``first_token``
+    on, and of all characters from ``first_character`` on.
+    """
+
+    offline: bool = True
+    first_token: int = 0
+    first_character: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOutput:
     """One step's gain for one request; the last one carries ``finish_reason``.
 
@@ -211,6 +241,7 @@ class RequestOutput:
     token to its last. Of the new tokens the first ``num_accepted`` are accepted draft tokens; one after them is the target's own.
     ``memory`` is what a remote request wants of it, of all tokens but the newest; while its prompt is read an output may hold
     that alone. ``batch_size`` requests shared its pass (0: not told, as this one is not remote).
+    ``written`` is there where it is an edge's own, or a revision.
     """
 
     request_id: str
@@ -222,4 +253,5 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     num_accepted: int = 0
     memory: Memory | None = None
+    written: Written | None = None
     batch_size: int = 0

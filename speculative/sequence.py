@@ -126,7 +126,7 @@ class Sequence:
                 break
         accepted = min(len(kept), len(tokens) - 1)
         if drafted:
-            self._count_verification(drafted, accepted)
+            self.count_verification(drafted, accepted)
         if self.prediction is not None:
             self.prediction.follow(kept)
         reported = None if logprobs is None else tuple(logprobs[: len(kept)])
@@ -143,7 +143,8 @@ class Sequence:
         text, self.untold = self.untold + text, ""
         return RequestOutput(self.request.request_id, tokens, text, self.finish_reason, self.stats(), logprobs, of_prompt, accepted)
 
-    def _count_verification(self, drafted: int, accepted: int) -> None:
+    def count_verification(self, drafted: int, accepted: int) -> None:
+        """Note that of a draft of so many nodes so many were accepted."""
         self.num_drafts += 1
         self.num_draft_tokens += drafted
         self.num_accepted_draft_tokens += accepted

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from app.settings import Settings
+    from app.settings import HttpSettings, Settings
     from speculative.config import EngineConfig
+
+S = TypeVar("S", bound="HttpSettings")
 
 ENGINE = "Model and engine"
 SPECULATION = "Speculation"
@@ -116,13 +119,20 @@ MaxPromptTokens = Annotated[int, typer.Option(min=1, help="Longer prompts are le
 
 def load_settings(**options: Any) -> Settings:
     """Settings of the options given (None: not given), the environment and the file; ends the program where they are wrong."""
+    from app.settings import Settings
+
+    return settings_of(Settings, options)
+
+
+def settings_of(kind: type[S], options: Mapping[str, Any]) -> S:
+    """The same of any kind of settings."""
     from pydantic import ValidationError
 
-    from app.settings import Settings, SettingsError
+    from app.settings import SettingsError
 
     given = {name: value for name, value in options.items() if value is not None}
     try:
-        return Settings(**given)
+        return kind(**given)
     except SettingsError as error:
         fail(str(error), code=2)
     except ValidationError as error:
@@ -168,6 +178,8 @@ def _explain(problem: ErrorDetails, given: dict[str, Any]) -> str:
     variable = f"MOASERVE_{name.upper()}"
     if problem["type"] == "extra_forbidden":
         return f"unknown setting {name!r} in the config file"
+    if problem["type"] == "missing":
+        return f"--{name.replace('_', '-')} must be given (or {variable}, or {name} in the config file)"
     if name in given:
         source = "--" + name.replace("_", "-")
     else:

@@ -1,18 +1,21 @@
-"""docs/configuration.md, of the settings and the options of `moaserve serve`: `python -m app.commands.reference > FILE`."""
+"""docs/configuration.md, of settings and options of `moaserve serve` and `edge`: `python -m app.commands.reference > FILE`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
+from app.commands.edge import edge
 from app.commands.serve import serve
-from app.settings import ENV_PREFIX, Settings
+from app.edge_settings import EdgeSettings
+from app.settings import ENV_PREFIX, HttpSettings, Settings
 
 INTRODUCTION = """# Configuration
 
@@ -32,22 +35,36 @@ request_timeout = 60.0
 
 [usage.md](usage.md) says more about some of them: keys and limits, models and drafters, compilation.
 """
+EDGE = """## moaserve edge
+
+`moaserve edge` ([edge.md](edge.md)) takes what is above under Server, Who may ask, Stored responses and Metrics, and of Sessions
+what is about Redis, and no other of these settings. Its own:
+"""
 FIRST_PANEL = "Server"
 HEADER = "| option | variable | key | values | default | meaning |\n|---|---|---|---|---|---|\n"
 _DEFAULT = re.compile(r"\s*\(default: (?P<words>.*)\)$", re.DOTALL)
 
 
 def configuration() -> str:
-    """The page as Markdown: a table for each panel of `moaserve serve --help`, in its order."""
+    """The page as Markdown: a table for each panel of `moaserve serve --help`, in its order, and then what edges have besides."""
+    tables = _tables(serve, Settings, "##")
+    own = _tables(edge, EdgeSettings, "###", shared=HttpSettings)
+    return "\n".join((INTRODUCTION, *tables, EDGE, *own))
+
+
+def _tables(
+    command: Callable[..., None], settings: type[HttpSettings], heading: str, shared: type[HttpSettings] | None = None
+) -> Iterator[str]:
+    """A table for each panel, without settings that are as in ``shared``."""
     app = typer.Typer(add_completion=False)
-    app.command()(serve)
+    app.command()(command)
     panels: dict[str, list[str]] = {}
     for option in typer.main.get_command(app).params:
-        if option.name in Settings.model_fields:
-            panel = getattr(option, "rich_help_panel", None) or FIRST_PANEL
-            panels.setdefault(panel, []).append(_row(option, Settings.model_fields[option.name]))
-    tables = (f"## {panel}\n\n{HEADER}{''.join(rows)}" for panel, rows in panels.items())
-    return "\n".join((INTRODUCTION, *tables))
+        field = settings.model_fields.get(str(option.name))
+        known = None if shared is None else shared.model_fields.get(str(option.name))
+        if field is not None and (known is None or known.default != field.default):
+            panels.setdefault(getattr(option, "rich_help_panel", None) or FIRST_PANEL, []).append(_row(option, field))
+    yield from (f"{heading} {panel}\n\n{HEADER}{''.join(rows)}" for panel, rows in panels.items())
 
 
 def _row(option: Any, field: FieldInfo) -> str:
@@ -74,7 +91,7 @@ def as_written(value: Any) -> str:
 
 def _default(value: Any, words: str | None) -> str:
     """The default as one writes it, and the words that the help text has for it."""
-    if value is None or value == "":
+    if value is None or value == "" or value is PydanticUndefined:
         return _escaped(words or "")
     written = as_written(value)
     rest = (words or "").removeprefix(written).lstrip(":, ")

@@ -25,6 +25,7 @@ async def sessions(socket: WebSocket, serving: ServingDep, owner: OwnerDep, take
             return None
         return message.get("bytes") or b""  # text is no frame, as nothing is
 
+    assert serving.remote is not None  # else this route is not there
     await socket.accept()
     await Verifier(serving.remote, generating(serving, take_rate), owner).run(receive, socket.send_bytes)
     with suppress(RuntimeError, WebSocketDisconnect):  # the peer has closed it already

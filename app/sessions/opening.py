@@ -11,7 +11,7 @@ from app.sessions.memory_blocks import MemoryBlocks
 from app.sessions.observing import StoreObserver
 from app.sessions.store import ResponseStore
 from app.sessions.writing import WrittenLater
-from app.settings import Settings
+from app.settings import HttpSettings
 
 if TYPE_CHECKING:
     from app.sessions.redis_connection import RedisConnection
@@ -30,7 +30,7 @@ class Stores:
     connection: RedisConnection | None = None
 
     @classmethod
-    def of(cls, settings: Settings, observer: StoreObserver) -> Stores:
+    def of(cls, settings: HttpSettings, observer: StoreObserver) -> Stores:
         """Stores in Redis where ``settings`` name one, else in memory; no connection is made yet."""
         return _in_memory(settings, observer) if settings.redis_url is None else _in_redis(settings, observer)
 
@@ -47,27 +47,26 @@ class Stores:
             await self.connection.close()
 
 
-def _in_memory(settings: Settings, observer: StoreObserver) -> Stores:
-    most_bytes, seconds = settings.session_max_bytes or 0, settings.session_ttl
+def _in_memory(settings: HttpSettings, observer: StoreObserver) -> Stores:
+    kept = settings.kept_blocks
     return Stores(
         MemoryStore(settings.store_max_responses, settings.store_max_bytes, settings.store_ttl, observer=observer),
-        MemoryBlocks(most_bytes, seconds, observer) if most_bytes else None,
+        MemoryBlocks(kept.max_bytes, kept.ttl, observer) if kept is not None and kept.max_bytes else None,
     )
 
 
-def _in_redis(settings: Settings, observer: StoreObserver) -> Stores:
+def _in_redis(settings: HttpSettings, observer: StoreObserver) -> Stores:
     from app.sessions.redis_blocks import RedisBlocks  # half a second to import, which servers without it can do without
     from app.sessions.redis_connection import RedisConnection
     from app.sessions.redis_responses import RedisResponses
 
     assert settings.redis_url is not None
-    prefix = settings.redis_prefix
-    most_bytes = REDIS_BYTES if settings.session_max_bytes is None else settings.session_max_bytes
+    prefix, kept = settings.redis_prefix, settings.kept_blocks
     connection = RedisConnection(settings.redis_url.get_secret_value(), settings.redis_timeout, f"{prefix}:probe", observer)
     responses = RedisResponses(
         connection, prefix, settings.store_max_responses, settings.store_max_bytes, settings.store_ttl, observer
     )
-    if not most_bytes:
+    if kept is None or kept.max_bytes == 0:
         return Stores(responses, None, connection)
-    blocks = RedisBlocks(connection, prefix, most_bytes, settings.session_ttl, observer)
+    blocks = RedisBlocks(connection, prefix, REDIS_BYTES if kept.max_bytes is None else kept.max_bytes, kept.ttl, observer)
     return Stores(responses, WrittenLater(blocks, observer=observer), connection)

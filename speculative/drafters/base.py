@@ -79,8 +79,11 @@ class Drafter(Protocol):
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Take note of newly verified tokens."""
 
-    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
-        """Draft at most ``shape.nodes`` nodes for each sequence; sequences that do not speculate get none."""
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
+        """Draft at most ``shape.nodes`` nodes for each sequence; sequences that do not speculate get none.
+
+        There is no ``target_cache`` where the target is elsewhere.
+        """
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has ended; its slot goes to another."""

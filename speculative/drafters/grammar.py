@@ -17,7 +17,7 @@ WORTHWHILE = 2
 class GrammarDrafter(DrafterWrapper):
     """Chains of what must come next, for texts whose grammar leaves no choice there; the other's trees otherwise, pruned."""
 
-    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """A chain for each sequence whose text is forced, the other's tree for the rest."""
         chains = [_forced(sequence)[: shape.nodes] for sequence in sequences]
         if all(chain or not sequence.drafts_here for chain, sequence in zip(chains, sequences, strict=True)):

@@ -65,7 +65,7 @@ class LookupDrafter(DrafterWrapper):
         self._texts.pop(sequence.request.request_id, None)
         super().forget(sequence)
 
-    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """A chain for each sequence with a match, the other's tree for the rest."""
         chains = [self._chain(sequence, shape.nodes) if sequence.drafts_here else [] for sequence in sequences]
         if all(chain or not sequence.drafts_here for chain, sequence in zip(chains, sequences, strict=True)):

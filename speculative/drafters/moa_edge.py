@@ -39,14 +39,21 @@ class EdgeDrafter(MoATreeDrafter):
     """Drafts what ``MoADrafter`` drafts beside the target, from the memory that comes from there.
 
     ``propose`` needs no cache of the target's; window and shape are to be the server's. Weights are those of a bundle
-    (``models.edge_bundle``). Where a text is longer than the memory that has come (``foresee``), what follows is drafted from that
-    memory and the text's own tokens.
+    (``models.edge_bundle``); drafters that are given one ``network`` share them. Where a text is longer than the memory that has
+    come (``foresee``), what follows is drafted from that memory and the text's own tokens.
     """
 
     def __init__(
-        self, moa: EdgeMoA, target: EdgeTarget, num_slots: int, length: int, shape: DraftShape, window: int | None = None
+        self,
+        moa: EdgeMoA,
+        target: EdgeTarget,
+        num_slots: int,
+        length: int,
+        shape: DraftShape,
+        window: int | None = None,
+        network: EdgeNetwork | None = None,
     ) -> None:
-        network = _EdgeNetwork(moa, target)
+        network = network or EdgeNetwork(moa, target)
         size = moa.config.target.hidden_size
         memories = None
         if moa.entry is not None:
@@ -114,7 +121,9 @@ class NewestMemory(KVCache):
         super().move_slot(source, destination, 1)
 
 
-class _EdgeNetwork(DraftNetwork):
+class EdgeNetwork(DraftNetwork):
+    """As it stands on an edge."""
+
     def _newest_rows(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
         """As in DraftNetwork, of ``NewestMemory``."""
         return torch.arange(text.lengths.shape[0], device=text.lengths.device)

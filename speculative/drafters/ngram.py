@@ -26,7 +26,7 @@ class NgramDrafter:
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """Nothing to learn: the text itself is the model."""
 
-    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """One chain per sequence, as long as the shape is deep; empty where nothing matches."""
         length = min(shape.depth, shape.nodes)
         return DraftTree.from_chains([self._chain(sequence, length) if sequence.drafts_here else [] for sequence in sequences])

@@ -12,7 +12,7 @@ from speculative.tree import DraftTree
 class PredictionDrafter(DrafterWrapper):
     """Chains as long as predictions hold, far beyond ``shape``: they go straight to their place in the text."""
 
-    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """A chain for each sequence that follows its prediction, the other's tree for the rest."""
         chains = [_chain(sequence) for sequence in sequences]
         if not any(chains):

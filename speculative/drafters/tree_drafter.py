@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from functools import cache
+from math import log
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ class TreeDrafter(ABC):
             known, grown, frontier, reach = self.grow(level, known, shape.breadth, target_cache)
             if float(reach) < shape.min_reach:
                 break
-        return self._tree(grown, sequences, shape.nodes)
+        return self._tree(grown, sequences, shape)
 
     def text(self, sequences: Many[Sequence]) -> Text:
         """What is known of sequences in consecutive slots from 0."""
@@ -100,14 +101,19 @@ class TreeDrafter(ABC):
         scores, numbers = _blank(len(sequences), self.device)
         return Frontier(tokens, scores, numbers, self.inherited(text.lengths))
 
-    def _tree(self, grown: Candidates, sequences: list[Sequence], nodes: int) -> DraftTree:
-        count = min(nodes, grown.tokens.shape[1] - 1)
+    def _tree(self, grown: Candidates, sequences: list[Sequence], shape: DraftShape) -> DraftTree:
+        count = min(shape.nodes, grown.tokens.shape[1] - 1)
         rows = counting(count + 1, grown.tokens.device)
         if best := self.compiled.get("tree"):
             tokens, parents = best([*grown, rows])
         else:
             tokens, parents = best_tree(grown, rows)
-        return DraftTree(tokens, parents, tuple(count if sequence.drafts_here else 0 for sequence in sequences))
+        tree = DraftTree(tokens, parents, tuple(count if sequence.drafts_here else 0 for sequence in sequences))
+        if not shape.min_probability:
+            return tree
+        # The best come first, and no node is likelier than its parent: what is left is a tree again. The root is one of them.
+        likely = (grown.scores >= log(shape.min_probability)).sum(dim=1).tolist()
+        return tree.pruned(lambda index, tokens, parents: range(1, 1 + min(len(tokens), likely[index] - 1)))
 
 
 def frontier_plan(cache: KVCache, groups: int, level: Level, seen: Tensor) -> AttentionPlan:

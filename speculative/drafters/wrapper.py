@@ -20,7 +20,7 @@ class DrafterWrapper:
         """As in Drafter."""
         self.other.extend(verified, target_cache)
 
-    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """As in Drafter."""
         return self.other.propose(sequences, shape, target_cache)
 

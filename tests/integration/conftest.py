@@ -33,11 +33,21 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"{name}(\{{|\s)", line))
 
 
-def start_server(*options: str, module: str = "app.cli") -> Server:
-    """Start a server on a free port and wait until it says that it is ready; ``module`` is what runs as `moaserve`."""
+def start_server(*options: str, module: str = "app.cli", command: str = "serve", port: int = 0) -> Server:
+    """Start a server, on a free port or ``port``, and wait until it says that it is ready; ``module`` runs as `moaserve`."""
+    plain = ("--compile", "off") if command == "serve" else ()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", module, "serve", "--port", "0", "--compile", "off", *options],
+        [
+            sys.executable,
+            "-m",
+            module,
+            command,
+            "--port",
+            str(port),
+            *plain,
+            *options,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,0 +1,165 @@
+"""What commands that serve HTTP share: a socket, logs, a server that stops in order, and what they say when they are ready."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import typer
+
+from app.commands import options
+
+if TYPE_CHECKING:
+    from app.deps import ServingEngine
+    from app.settings import HttpSettings
+
+    class CommandEngine(ServingEngine, Protocol):
+        """An engine that is loaded, and stops when it is told to."""
+
+        async def wait_ready(self) -> None:
+            """Return once it is loaded; raises EngineError where it cannot be."""
+
+        async def drain(self, timeout: float) -> bool:
+            """Take no new requests and wait up to ``timeout`` seconds for the running ones."""
+
+
+def serve(settings: HttpSettings, make_engine: Callable[[], CommandEngine], what: str) -> int:
+    """Load ``what`` and serve it until told to stop; the exit code."""
+    # Importing PyTorch takes seconds, in which a container's first process would not notice a signal that nobody handles.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    listener = _bind(settings)
+    _configure_logging(settings)
+    return _run(settings, listener, make_engine, what)
+
+
+def _bind(settings: HttpSettings) -> socket.socket:
+    """The listening socket, taken before the model is loaded: a port in use shows at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        options.fail(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; try another --port or --host")
+    return listener
+
+
+def _configure_logging(settings: HttpSettings) -> None:
+    from app.logs import configure
+
+    configure(settings.log_level, settings.log_format)
+    for chatty in ("uvicorn.error", "httpx", "asyncio"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("sse_starlette").setLevel(logging.WARNING)  # at debug level it logs what is streamed
+
+
+def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[[], CommandEngine], what: str) -> int:
+    """Serve until told to stop; the exit code."""
+    import asyncio
+
+    import uvicorn
+
+    from app.main import create_app
+    from app.settings import SettingsError
+    from speculative.errors import EngineError
+
+    engine = make_engine()
+    try:
+        app = create_app(settings, engine)
+    except SettingsError as error:
+        options.fail(str(error), code=2)
+    failure: EngineError | None = None
+    edges: dict[str, Any] = {}
+    if app.state.serving.remote is not None:
+        edges = {
+            "ws": "websockets-sansio",
+            "ws_max_size": 2 * app.state.serving.remote.host.limits.frame_bytes,  # a little too much is told so by a frame
+            "ws_per_message_deflate": False,  # memory does not compress
+        }
+
+    class Server(uvicorn.Server):
+        """Announces the loaded model, stops when it cannot be loaded, and admits nothing more once it is told to stop."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            draining = asyncio.create_task(engine.drain(settings.shutdown_timeout))
+            if (remote := app.state.serving.remote) is not None:
+                for listening in self.servers:
+                    listening.close()
+                # uvicorn hangs up on WebSockets at once; their texts have as long as streams do.
+                began = time.monotonic()
+                await remote.drain(settings.shutdown_timeout)
+                left = settings.shutdown_timeout - (time.monotonic() - began)
+                self.config.timeout_graceful_shutdown = max(0, math.ceil(left))
+            await super().shutdown(sockets)
+            await draining
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            self.announcement = asyncio.create_task(self._announce())
+
+        async def _announce(self) -> None:
+            nonlocal failure
+            try:
+                await engine.wait_ready()
+            except EngineError as error:
+                failure = error
+                self.should_exit = True
+            else:
+                _print_welcome(settings, listener, engine)
+
+    server = Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=settings.shutdown_timeout,
+            lifespan="on",
+            **edges,
+            forwarded_allow_ips=settings.forwarded_allow_ips,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
+        )
+    )
+    # uvicorn takes the signals over a little later, and afterwards raises the one that stopped it once more, for whoever started
+    # it; here both are an orderly end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    typer.echo(f"Loading {what} ...", err=True)
+    server.run(sockets=[listener])
+    if failure is not None:
+        typer.echo(f"moaserve: error: cannot load {what}: {failure}", err=True)
+        return 1
+    if engine.alive:
+        # It is still loading, somewhere in PyTorch, and an interpreter that ends around such a thread aborts.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+def _print_welcome(settings: HttpSettings, listener: socket.socket, engine: CommandEngine) -> None:
+    info = engine.info
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    scheme = "https" if settings.ssl_certfile else "http"
+    name, url = settings.served_model_name or info.name, f"{scheme}://{host}:{port}/v1"
+    playground = f"Playground: {url.removesuffix('v1')}\n" if settings.playground else ""
+    typer.echo(
+        f"MoA Serve is ready at {url}: {name}, {info.dtype} on {info.device}, drafter {info.drafter}, "
+        f"{info.max_model_len} tokens of context\n{playground}"
+        f"Try: curl -N {url}/chat/completions -H 'Content-Type: application/json' "
+        f'-d \'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}\''
+    )

@@ -1,0 +1,84 @@
+"""Settings of `moaserve edge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from app.settings import HttpSettings
+from speculative.config import DType, MemoryFormat
+from speculative.edge.config import EdgeConfig, Offline
+from speculative.edge.connection import Server
+
+
+class EdgeSettings(HttpSettings):
+    """What `moaserve edge` was told; the fields from ``bundle`` on are those of `EdgeConfig`, and mean the same."""
+
+    port: int = Field(8001, ge=0, le=65535)
+
+    server: str
+    server_api_key: SecretStr | None = None
+    server_api_key_file: Path | None = None
+    server_ca_file: Path | None = None
+
+    bundle: Path
+    memory_format: MemoryFormat = "int8"
+    offline: Offline = "correct"
+    reconnect_timeout: float = Field(1.0, ge=0)
+    dtype: DType = "auto"
+    num_threads: int | None = Field(None, ge=1)
+    max_num_seqs: int = Field(4, ge=1)
+    draft_depth: int = Field(8, ge=1)
+    draft_breadth: int = Field(8, ge=1)
+    draft_nodes: int = Field(64, ge=1)
+    draft_temperature: float = Field(1.0, gt=0)
+    draft_lookup: int = Field(12, ge=0)
+
+    @field_validator("server")
+    @classmethod
+    def _address(cls, server: str) -> str:
+        if not server.startswith(("ws://", "wss://")) or not server.split("://", 1)[1].strip("/"):
+            raise ValueError("it must be the address of a MoA Serve server, such as wss://example.org or ws://127.0.0.1:8000")
+        return server
+
+    @model_validator(mode="after")
+    def _server_lets_in(self) -> EdgeSettings:
+        self.server_key()
+        if self.server_ca_file is not None and not self.server_ca_file.is_file():
+            raise ValueError(f"--server-ca-file: there is no file {self.server_ca_file}")
+        return self
+
+    def server_key(self) -> str | None:
+        """The key for the server, which its file holds alone; ValueError where both are given, or there is no such file."""
+        if self.server_api_key is not None and self.server_api_key_file is not None:
+            raise ValueError("give one of server_api_key and server_api_key_file")
+        if self.server_api_key is not None:
+            return self.server_api_key.get_secret_value()
+        if self.server_api_key_file is None:
+            return None
+        try:
+            key = self.server_api_key_file.read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--server-api-key-file {self.server_api_key_file} cannot be read: {error}") from None
+        if not key or "\n" in key:
+            raise ValueError(f"--server-api-key-file {self.server_api_key_file} must hold one key, on one line")
+        return key
+
+    def edge_config(self) -> EdgeConfig:
+        """The part of the settings that the edge's engine needs."""
+        return EdgeConfig(
+            server=Server(self.server, self.server_key(), self.server_ca_file),
+            bundle=self.bundle,
+            memory_format=self.memory_format,
+            dtype=self.dtype,
+            num_threads=self.num_threads,
+            max_num_seqs=self.max_num_seqs,
+            offline=self.offline,
+            reconnect_timeout=self.reconnect_timeout,
+            draft_depth=self.draft_depth,
+            draft_breadth=self.draft_breadth,
+            draft_nodes=self.draft_nodes,
+            draft_temperature=self.draft_temperature,
+            draft_lookup=self.draft_lookup,
+        )

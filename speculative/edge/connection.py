@@ -1,0 +1,321 @@
+"""One WebSocket from an edge to a server, and the sessions on it. docs/protocol.md says what is spoken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+
+from speculative.edge.measuring import RoundTrip
+from speculative.errors import EngineError, ProtocolError, ServerUnreachableError
+from speculative.remote.frames import Cancel, ClientFrame, Closed, Error, Hello, Ping, Pong, ServerFrame, Welcome
+from speculative.remote.limits import Limits
+from speculative.remote.protocol import VERSION, decode_server, encode
+
+PATH = "/v1/speculative/sessions"
+
+OPENING_S = 5.0
+"""Seconds in which a connection is made and greeted, or given up."""
+
+PING_S = 0.2
+PATIENCE_S = 0.6
+"""A ping goes out every PING_S. Where nothing has been heard for PATIENCE_S, and PING_S beyond what round trips take of late, the
+connection is lost: that is seen a PING_S later at the latest, so within a second on all but the slowest links."""
+
+CLOSING_S = 1.0
+
+PERMANENT = frozenset({"unsupported_version", "unsupported_format", "wrong_model"})
+"""Refusals that stay the same however often one asks."""
+
+
+class ConnectionLostError(EngineError):
+    """The connection is gone; its sessions can be resumed on another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server is (ws:// or wss://, host and port, perhaps a path that a proxy strips) and how one is let in.
+
+    ``ca_file`` (PEM) names the authorities that are trusted instead of the system's.
+    """
+
+    url: str
+    api_key: str | None = None
+    ca_file: Path | None = None
+
+    @property
+    def sessions_url(self) -> str:
+        """Where the WebSocket is."""
+        return self.url.rstrip("/").removesuffix("/v1") + PATH
+
+    def options(self) -> dict[str, Any]:
+        """What the WebSocket library is told of it; raises ServerUnreachableError for a file that holds no certificates."""
+        options: dict[str, Any] = {}
+        if self.api_key is not None:
+            options["additional_headers"] = {"Authorization": f"Bearer {self.api_key}"}
+        if self.ca_file is not None:
+            try:
+                options["ssl"] = ssl.create_default_context(cafile=str(self.ca_file))
+            except (OSError, ssl.SSLError) as error:
+                message = f"{self.ca_file} holds no certificates that can be read: {error}"
+                raise ServerUnreachableError(message, permanent=True) from error
+        return options
+
+
+class Connection:
+    """A WebSocket that has been greeted. ``lost`` is done, with the reason, once it is gone.
+
+    Frames are sent in the order of ``send``, which never waits: an edge has little to say. Each session's frames go to its
+    `Channel`.
+    """
+
+    def __init__(self, socket: _Socket, welcome: Welcome, limits: Limits) -> None:
+        self.welcome, self.limits = welcome, limits
+        self.round_trip = RoundTrip()
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._socket = socket
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._channels: dict[int, Channel] = {}
+        self._freed = asyncio.Event()
+        self._pings: deque[tuple[int, float]] = deque()
+        self._tasks = [asyncio.create_task(work()) for work in (self._read, self._write, self._watch)]
+
+    @property
+    def bytes_sent(self) -> int:
+        """All that went up, WebSocket headers included."""
+        return self._socket.sent
+
+    @property
+    def bytes_received(self) -> int:
+        """All that came down."""
+        return self._socket.received
+
+    async def channel(self) -> Channel:
+        """A session's place, as soon as a number is free; raises ConnectionLostError."""
+        while True:
+            if self.lost.done():
+                raise ConnectionLostError(self.lost.result())
+            number = next((number for number in range(self.limits.sessions) if number not in self._channels), None)
+            if number is not None:
+                channel = self._channels[number] = Channel(self, number)
+                return channel
+            self._freed.clear()
+            await self._freed.wait()
+
+    def send(self, frame: ClientFrame) -> int:
+        """Send as soon as the network takes it; how many bytes that are. What is sent on a lost connection is lost."""
+        data = encode(frame)
+        self._outbox.put_nowait(data)
+        return len(data)
+
+    def fail(self, reason: str) -> None:
+        """Give the connection up: a peer that has another idea of the protocol, or one that says nothing any more."""
+        if not self.lost.done():
+            self.lost.set_result(reason)
+            self._freed.set()
+            for channel in self._channels.values():
+                channel.end()
+            self._socket.transport.abort()
+
+    async def close(self) -> None:
+        """Hang up, once what has been sent is on its way."""
+        if not self.lost.done():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._outbox.join(), CLOSING_S)
+            with contextlib.suppress(ConnectionClosed, asyncio.TimeoutError, OSError):
+                await asyncio.wait_for(self._socket.close(), CLOSING_S)
+        self.fail("it was closed")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def forget(self, number: int) -> None:
+        """A session's number is free again."""
+        self._channels.pop(number, None)
+        self._freed.set()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                data = await self._socket.recv()
+                if isinstance(data, str):
+                    return self.fail("the server sent text, which is no frame")
+                self._take(decode_server(data, self.limits), len(data))
+        except ConnectionClosed as closed:
+            self.fail(closed.reason or "the server has hung up" if closed.rcvd else "the connection broke off")
+        except ProtocolError as error:
+            self.fail(f"the server sent what cannot be used: {error}")
+
+    def _take(self, frame: ServerFrame, size: int) -> None:
+        match frame:
+            case Pong():
+                now = asyncio.get_running_loop().time()
+                while self._pings and self._pings[0][0] <= frame.number:
+                    number, sent = self._pings.popleft()
+                    if number == frame.number:
+                        self.round_trip.add(now - sent)
+            case Welcome():
+                self.fail("the server greeted twice")
+            case Error(session=None):
+                self.fail(f"{frame.code}: {frame.message}")
+            case _:
+                assert frame.session is not None
+                if (channel := self._channels.get(frame.session)) is not None:
+                    channel.deliver(frame, size)
+
+    async def _write(self) -> None:
+        with contextlib.suppress(ConnectionClosed):  # the reader knows why
+            while True:
+                await self._socket.send(self._socket.count(await self._outbox.get()))
+                self._outbox.task_done()
+
+    async def _watch(self) -> None:
+        """Ping, and give up a connection on which nothing is heard any more."""
+        loop = asyncio.get_running_loop()
+        for number in range(2**32):
+            before = loop.time()
+            self._pings.append((number, before))
+            self.send(Ping(number))
+            await asyncio.sleep(PING_S)
+            # What this process has slept through is nobody's silence.
+            late = loop.time() - before - PING_S
+            trip = self.round_trip
+            usual = 0.0 if trip.smoothed is None else trip.smoothed + 4 * trip.deviation
+            if loop.time() - self._socket.heard - late > max(PATIENCE_S, PING_S + usual):
+                return self.fail("the server has fallen silent")
+
+
+class Channel:
+    """One session's place on a connection. Leaving its context ends the session there, and gives back its number."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection, self.number = connection, number
+        self.bytes_sent = self.bytes_received = 0
+        self._frames: asyncio.Queue[ServerFrame | None] = asyncio.Queue()
+        self._begun = self._over = self._left = False
+
+    def send(self, frame: ClientFrame) -> None:
+        """As `Connection.send`."""
+        self._begun = True
+        self.bytes_sent += self.connection.send(frame)
+
+    async def receive(self) -> ServerFrame:
+        """The next frame; raises ConnectionLostError after the last."""
+        frame = await self._frames.get()
+        if frame is None:
+            raise ConnectionLostError(self.connection.lost.result())
+        return frame
+
+    def deliver(self, frame: ServerFrame, size: int) -> None:
+        """Take a frame of this session's; once it has been left they are dropped, as they crossed its end."""
+        self.bytes_received += size
+        if isinstance(frame, Closed) or (isinstance(frame, Error) and frame.step is None):
+            self._over = True
+            self.connection.forget(self.number)
+        if not self._left:
+            self._frames.put_nowait(frame)
+
+    def end(self) -> None:
+        """The connection is lost: nothing comes after what has come."""
+        self._frames.put_nowait(None)
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._left = True
+        if not self._begun:
+            self.connection.forget(self.number)
+        elif not self._over and not self.connection.lost.done():
+            self.send(Cancel(self.number))
+
+
+async def open_connection(server: Server, hello: Hello) -> Connection:
+    """Connect and greet; raises ServerUnreachableError with what is wrong and what to do."""
+    try:
+        return await asyncio.wait_for(_open(server, hello), OPENING_S)
+    except asyncio.TimeoutError:
+        raise ServerUnreachableError(f"{server.url} does not answer: is this the right host and port, and does it run?") from None
+
+
+async def _open(server: Server, hello: Hello) -> Connection:
+    try:
+        socket = await connect(
+            server.sessions_url,
+            compression=None,  # what takes room is random to it
+            max_size=hello.frame_bytes,
+            ping_interval=None,
+            open_timeout=None,
+            create_connection=_Socket,
+            **server.options(),
+        )
+    except InvalidStatus as error:
+        raise _refused(server, error.response.status_code) from error
+    except InvalidURI as error:
+        raise ServerUnreachableError(f"{server.url} is no address of a server: {error}", permanent=True) from error
+    except ssl.SSLCertVerificationError as error:
+        message = f"{server.url}: its certificate is not trusted ({error.verify_message}); name its authority with --server-ca-file"
+        raise ServerUnreachableError(message, permanent=True) from error
+    except (OSError, EOFError, WebSocketException) as error:
+        said = str(error) or type(error).__name__
+        raise ServerUnreachableError(f"{server.url} cannot be reached: {said}") from error
+    assert isinstance(socket, _Socket)
+    try:
+        await socket.send(socket.count(encode(hello)))
+        limits = Limits(frame_bytes=hello.frame_bytes)
+        frame = decode_server(_binary(await socket.recv()), limits)
+        if isinstance(frame, Error):
+            raise ServerUnreachableError(f"{server.url}: {frame.message}", permanent=frame.code in PERMANENT)
+        if not isinstance(frame, Welcome) or frame.version != VERSION or frame.format not in hello.formats:
+            raise ServerUnreachableError(f"{server.url} does not greet as MoA Serve does: is it another kind of server?")
+    except (ConnectionClosed, ProtocolError) as error:
+        socket.transport.abort()
+        raise ServerUnreachableError(f"{server.url} did not answer the greeting: {error}") from error
+    except BaseException:
+        socket.transport.abort()
+        raise
+    return Connection(socket, frame, Limits.of(frame, hello.frame_bytes))
+
+
+def _binary(data: str | bytes) -> bytes:
+    if isinstance(data, str):
+        raise ProtocolError("malformed_frame", "frames are binary, and this was text")
+    return data
+
+
+def _refused(server: Server, status: int) -> ServerUnreachableError:
+    if status in (401, 403):
+        message = f"{server.url} does not let this edge in ({status}): set MOASERVE_SERVER_API_KEY to a key of that server"
+        return ServerUnreachableError(message, permanent=True)
+    if status == 404:
+        message = f"{server.url} has no {PATH}: is it a MoA Serve server that takes edges?"
+        return ServerUnreachableError(message, permanent=True)
+    return ServerUnreachableError(f"{server.url} does not take connections now (HTTP {status})")
+
+
+class _Socket(ClientConnection):
+    """Knows when the server was last heard, which a large frame that takes seconds would hide, and counts bytes."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.heard = self.loop.time()
+        self.received = self.sent = 0
+
+    def data_received(self, data: bytes) -> None:
+        """As in asyncio.Protocol."""
+        self.heard = self.loop.time()
+        self.received += len(data)
+        super().data_received(data)
+
+    def count(self, data: bytes) -> bytes:
+        """What is about to be sent; a frame's header and mask have 6 bytes, and more for more than 125."""
+        self.sent += len(data) + (6 if len(data) <= 125 else 8 if len(data) < 2**16 else 14)
+        return data

@@ -1,0 +1,91 @@
+"""How much an edge drafts, from what drafting, network and server cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from speculative.edge.measuring import Line
+from speculative.policy import DraftShape
+
+NODE_BYTES = 6
+"""Bytes of a node in a frame: its token and its parent."""
+
+_WEIGHT = 0.1
+_LEAST_REACH, _MOST_REACH = 0.01, 0.5
+_LEAST_PROBABILITY, _MOST_PROBABILITY = 0.001, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A tree's way to the server and back.
+
+    The tree had ``nodes``, frames both ways ``num_bytes``, and ``gained`` tokens came of it. From sending it to its result
+    ``waited`` seconds went by, of which ``server_seconds`` at the server; ``drafting`` seconds had gone before.
+    """
+
+    nodes: int
+    num_bytes: int
+    gained: int
+    waited: float
+    server_seconds: float
+    drafting: float
+
+
+class EdgePolicy:
+    """Chooses trees that make the most tokens a second; one for all texts of an edge, whose network and server are the same.
+
+    A step gains G tokens and takes T seconds: drafting, the way there and back, verification. What is added to a tree, worth g
+    tokens and costing t seconds, makes (G + g) / (T + t) larger than G / T exactly if g / t > G / T, the rate that there is anyway:
+
+    - another level is drafted while the drafter gives its nodes together a probability above rate · seconds of a level,
+    - a node is kept and sent if its path's probability is above rate · seconds of a node: its bytes' on the network, and what
+      verification takes longer for it.
+
+    The longer the way, the lower the rate, and the more is worth trying: down a slow line with a fast server trees become large,
+    up to what the server takes. Breadth stays as it is given: a level's few rows cost the same.
+    """
+
+    def __init__(self) -> None:
+        self._network, self._server = Line(), Line()
+        self._level_seconds = 0.0
+        self._gained, self._taken = 0.0, 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one text, of late; 0 before anything is known."""
+        return self._gained / self._taken if self._taken else 0.0
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """What the network carries, as far as exchanges of different sizes have shown it."""
+        return 1 / self._network.slope if self._network.slope else None
+
+    def shape(self, largest: DraftShape) -> DraftShape:
+        """The limits of the next tree, within those of ``largest``."""
+        rate = self.tokens_per_second
+        if not rate:
+            return largest
+        node_seconds = NODE_BYTES * self._network.slope + self._server.slope
+        return replace(
+            largest,
+            min_reach=_between(_LEAST_REACH, rate * self._level_seconds, _MOST_REACH),
+            min_probability=_between(_LEAST_PROBABILITY, rate * node_seconds, _MOST_PROBABILITY),
+        )
+
+    def drafted(self, depth: int, seconds: float) -> None:
+        """A tree of so many levels took so long."""
+        if depth:
+            each = seconds / depth
+            self._level_seconds += (each - self._level_seconds) * (_WEIGHT if self._level_seconds else 1.0)
+
+    def exchanged(self, exchange: Exchange) -> None:
+        """A tree was verified."""
+        self._network.add(exchange.num_bytes, max(0.0, exchange.waited - exchange.server_seconds))
+        self._server.add(exchange.nodes, exchange.server_seconds)
+        weight = _WEIGHT if self._taken else 1.0
+        self._gained += weight * (exchange.gained - self._gained)
+        self._taken += weight * (exchange.drafting + exchange.waited - self._taken)
+
+
+def _between(least: float, value: float, most: float) -> float:
+    return min(most, max(least, value))

@@ -1,0 +1,197 @@
+"""A connection to a server that is played by the test, frame by frame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from speculative.edge.connection import Connection, ConnectionLostError, Server, open_connection
+from speculative.edge.link import Link
+from speculative.errors import ServerUnreachableError
+from speculative.remote.frames import (
+    Cancel,
+    Closed,
+    Error,
+    Hello,
+    Memory,
+    Model,
+    Open,
+    Ping,
+    Pong,
+    Sampling,
+    ServerFrame,
+    ServerLimits,
+    Verify,
+    Welcome,
+)
+from speculative.remote.limits import Limits
+from speculative.remote.packing import pack_tokens
+from speculative.remote.protocol import decode_client, encode
+
+HELLO = Hello((1,), "pair", ("int8",), frame_bytes=2**16)
+WELCOME = Welcome(1, "int8", ServerLimits(2**20, 16, 64, 2, 4, 60.0), Model("m", 100, 50, b"", 4, 0))
+Play = Callable[[ServerConnection], Awaitable[None]]
+
+
+async def tell(socket: ServerConnection, *frames: ServerFrame) -> None:
+    for frame in frames:
+        await socket.send(encode(frame))
+
+
+async def hear(socket: ServerConnection) -> object:
+    """The next frame that is no ping; those are answered."""
+    while True:
+        data = await socket.recv()
+        assert isinstance(data, bytes)
+        frame = decode_client(data, Limits())
+        if not isinstance(frame, Ping):
+            return frame
+        await tell(socket, Pong(frame.number))
+
+
+@asynccontextmanager
+async def playing(play: Play, greet: bool = True) -> AsyncIterator[Server]:
+    async def run(socket: ServerConnection) -> None:
+        assert isinstance(await hear(socket), Hello)
+        if greet:
+            await tell(socket, WELCOME)
+        await play(socket)
+
+    async with serve(run, "127.0.0.1", 0, compression=None, close_timeout=0.1) as server:
+        yield Server(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+
+@asynccontextmanager
+async def connected(play: Play) -> AsyncIterator[Connection]:
+    async with playing(play) as server:
+        connection = await open_connection(server, HELLO)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+OPEN = Open(0, pack_tokens([1]), Sampling(seed=1))
+
+
+async def test_sessions_have_numbers_of_their_own_until_they_are_closed() -> None:
+    heard: list[object] = []
+
+    async def play(socket: ServerConnection) -> None:
+        while len(heard) < 3:
+            heard.append(await hear(socket))
+        await tell(socket, Memory(1, 0, bytes(4)), Memory(0, 0, bytes(4)), Closed(1, "cancelled"))
+        await hear(socket)
+
+    async with connected(play) as connection:
+        with await connection.channel() as first:
+            with await connection.channel() as second:
+                assert (first.number, second.number) == (0, 1)
+                first.send(OPEN)
+                second.send(Verify(1, 1, 1))
+                third = asyncio.create_task(connection.channel())
+            assert await first.receive() == Memory(0, 0, bytes(4))
+            assert (await third).number == 1, "of the two numbers that there are, it is the one that was closed"
+            assert first.bytes_received > 0 and first.bytes_sent > 0
+    assert heard == [OPEN, Verify(1, 1, 1), Cancel(1)]
+
+
+async def test_what_comes_for_a_session_that_was_left_is_dropped_and_its_end_frees_it() -> None:
+    async def play(socket: ServerConnection) -> None:
+        await hear(socket)
+        await tell(socket, Error("overloaded", "full", True, 0))
+        await hear(socket)
+
+    async with connected(play) as connection:
+        with await connection.channel() as channel:
+            channel.send(OPEN)
+            assert isinstance(await channel.receive(), Error)
+        assert (await connection.channel()).number == 0, "it is over: nothing is to be cancelled"
+
+
+async def test_a_lost_connection_ends_its_sessions_after_what_came() -> None:
+    async def play(socket: ServerConnection) -> None:
+        await hear(socket)
+        await tell(socket, Memory(0, 0, bytes(4)))
+        await socket.close()
+
+    async with connected(play) as connection:
+        with await connection.channel() as channel:
+            channel.send(OPEN)
+            assert isinstance(await channel.receive(), Memory)
+            with pytest.raises(ConnectionLostError):
+                await channel.receive()
+        with pytest.raises(ConnectionLostError):
+            await connection.channel()
+
+
+async def test_round_trips_are_measured_and_silence_is_noticed() -> None:
+    async def play(socket: ServerConnection) -> None:
+        for _ in range(3):
+            data = await socket.recv()
+            assert isinstance(data, bytes)
+            frame = decode_client(data, Limits())
+            assert isinstance(frame, Ping)
+            await tell(socket, Pong(frame.number))
+        await socket.wait_closed()
+
+    async with connected(play) as connection:
+        assert "silent" in await connection.lost
+        assert connection.round_trip.smoothed is not None and connection.round_trip.smoothed < 1
+
+
+@pytest.mark.parametrize("wrong", [b"\xff" * 30, encode(WELCOME), encode(Error("out_of_order", "no")), "text"])
+async def test_a_server_that_speaks_otherwise_is_left(wrong: bytes | str) -> None:
+    async def play(socket: ServerConnection) -> None:
+        await socket.send(wrong)
+        await hear(socket)
+
+    async with connected(play) as connection:
+        assert await connection.lost
+
+
+@pytest.mark.parametrize("permanent", [True, False])
+async def test_a_refused_greeting_says_what_to_do(permanent: bool) -> None:
+    code = "wrong_model" if permanent else "not_ready"
+
+    async def play(socket: ServerConnection) -> None:
+        await tell(socket, Error(code, "export the bundle anew", not permanent))
+
+    async with playing(play, greet=False) as server:
+        with pytest.raises(ServerUnreachableError, match="export the bundle anew") as caught:
+            await open_connection(server, HELLO)
+        assert caught.value.permanent is permanent
+
+
+async def test_nobody_there_is_an_error_that_may_pass() -> None:
+    async with playing(lambda socket: asyncio.sleep(0)) as server:
+        pass
+    with pytest.raises(ServerUnreachableError, match="cannot be reached") as caught:
+        await open_connection(server, HELLO)
+    assert not caught.value.permanent
+
+
+async def test_a_link_connects_again_and_counts_it() -> None:
+    connections = 0
+
+    async def play(socket: ServerConnection) -> None:
+        nonlocal connections
+        connections += 1
+        if connections > 1:
+            await hear(socket)
+
+    async with playing(play) as server:
+        link = Link(server, HELLO)
+        link.start()
+        first = await link.connected(10)
+        assert first is not None
+        await first.lost
+        second = await link.connected(10)
+        assert second is not None and second is not first and link.num_connections == 2
+        assert link.up and link.bytes_received > 0
+        await link.close()
+        assert not link.up
