@@ -95,10 +95,8 @@ class Link:
                 self._lost(connection, reason)
                 await connection.close()
                 attempts = 0 if loop.time() - began > STABLE_S else min(attempts + 1, 16)
-                pause = FIRST_S * 2**attempts if attempts else 0.0
-            await asyncio.sleep(
-                min(pause, HOPELESS_S) * random.uniform(0.5, 1.0)
-            )  # edges that lost one server do not return as one
+                pause = min(MOST_S, FIRST_S * 2**attempts) if attempts else 0.0
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # edges that lost one server do not return as one
 
     def _connected(self, connection: Connection) -> None:
         self.connection, self.problem = connection, None
