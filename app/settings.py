@@ -183,6 +183,7 @@ class Settings(HttpSettings):
     draft_temperature: float = Field(1.0, gt=0)
     draft_lookup: int = Field(12, ge=0)
     draft_window: int | None = Field(None, ge=0)
+    remote_tree_nodes: int = Field(32, ge=1, le=4096)
     prefix_cache_tokens: int | None = Field(None, ge=0)
     num_threads: int | None = Field(None, ge=1)
     compile: Compile = "auto"

@@ -29,6 +29,7 @@ class EngineConfig:
     logits at ``draft_temperature``. Where the last
     ``draft_lookup`` tokens stand earlier in the text, what followed them is drafted instead (0: never). Of a prompt the drafter
     reads the last ``draft_window`` tokens (0: all; None: 128 if it is a MoA drafter, else all).
+    Trees that are drafted elsewhere may have ``remote_tree_nodes``, or as many as are drafted here where that is more.
     ``compile`` makes machine code of the networks, on CPUs with a C++ compiler: "auto" where it can and pays.
     """
 
@@ -47,6 +48,7 @@ class EngineConfig:
     draft_temperature: float = 1.0
     draft_lookup: int = 12
     draft_window: int | None = None
+    remote_tree_nodes: int = 32
     num_threads: int | None = None
     compile: Compile = "auto"
 
@@ -67,6 +69,8 @@ class EngineConfig:
             raise EngineLoadError(f"prefix_cache_tokens must be 0 (off) or more, got {self.prefix_cache_tokens}")
         if self.draft_window is not None and self.draft_window < 0:
             raise EngineLoadError(f"draft_window must be 0 (all) or more, got {self.draft_window}")
+        if not 1 <= self.remote_tree_nodes <= 4096:
+            raise EngineLoadError(f"remote_tree_nodes must be between 1 and 4096, got {self.remote_tree_nodes}")
         if self.draft_nodes < self.draft_depth:
             raise EngineLoadError(f"draft_nodes ({self.draft_nodes}) must be at least draft_depth ({self.draft_depth})")
 

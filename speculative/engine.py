@@ -54,6 +54,7 @@ class Engine:
         max_num_seqs: int,
         prefill_chunk: int,
         prefix_cache_tokens: int = 0,
+        remote_tree_nodes: int = 0,
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.target, self.tokenizer, self.policy, self.info = target, tokenizer, policy, info
@@ -69,7 +70,8 @@ class Engine:
         self.memory = MemoryReader.of(self.drafter)
         self.taps = self.drafter.taps if self.drafter is not None else ()
         drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
-        self.cache = target.new_cache(max_num_seqs, max(1 + largest_shape.nodes, drafting), info.max_model_len)
+        scratch = max(1 + largest_shape.nodes, 1 + remote_tree_nodes, drafting)
+        self.cache = target.new_cache(max_num_seqs, scratch, info.max_model_len)
         window = self.drafter.window if self.drafter is not None else None
         self.prefixes = Prefixes((self.cache, *self._drafter_caches), prefix_cache_tokens, window)
         self.scheduler = Scheduler(max_num_seqs, prefill_chunk, self.prefixes.reuse)

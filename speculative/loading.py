@@ -131,6 +131,7 @@ def load_uncompiled(config: EngineConfig) -> Engine:
             max_num_seqs=config.max_num_seqs,
             prefill_chunk=config.prefill_chunk,
             prefix_cache_tokens=config.max_num_seqs * length // 2 if kept is None else kept,
+            remote_tree_nodes=config.remote_tree_nodes,
             eos_token_ids=eos_token_ids(folder),
         )
     except RuntimeError as error:

@@ -60,6 +60,13 @@ def serve(
         int | None,
         typer.Option(help="Draft trees of a text that may be on their way at once. (default: 4)", rich_help_panel=REMOTE),
     ] = None,
+    remote_tree_nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="Nodes of a draft tree that an edge may send, what it hopes for of trees in flight included. (default: 32)",
+            rich_help_panel=REMOTE,
+        ),
+    ] = None,
     remote_idle_seconds: Annotated[
         float | None,
         typer.Option(

@@ -33,6 +33,8 @@ def graft(tokens: Sequence[int], parents: Sequence[int], since: Sequence[int]) -
     None where these leave the tree: what was drafted then cannot come any more. Of two siblings with one token the first counts,
     as in verification. Takes time in proportion to the tree and to ``since``.
     """
+    if not since:
+        return Graft(tuple(tokens), tuple(parents), tuple(range(1, len(tokens) + 1)))
     children = {(parent, token): row for row, (token, parent) in reversed(list(enumerate(zip(tokens, parents, strict=True), 1)))}
     root = 0
     for token in since:
