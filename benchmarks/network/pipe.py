@@ -9,8 +9,8 @@ arrives a one-way delay later. On TCP a lost segment shows as delay: whatever wa
 - else after the retransmission timeout, RTT + 200 ms (RFC 6298 with Linux's smallest variance), twice as long each time that it is
   lost again.
 
-Left out are congestion windows (slow start after a pause or a loss would slow down long answers at high rates, and nothing here sends
-more than a few packets a round trip), delayed and lost acknowledgements and the bandwidth they take, reordering and jitter.
+Left out are congestion windows (slow start after a pause or a loss would slow down long answers at high rates, and nothing here
+sends more than a few packets a round trip), delayed and lost acknowledgements and the bandwidth they take, reordering and jitter.
 """
 
 from __future__ import annotations
