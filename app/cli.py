@@ -9,6 +9,7 @@ import typer
 
 from app.commands.bench import bench
 from app.commands.bench_alone import alone
+from app.commands.bench_network import network
 from app.commands.bench_servers import lossless, turns
 from app.commands.chat import chat
 from app.commands.edge import edge
@@ -35,6 +36,7 @@ cli.command("export-edge")(export_edge)
 bench.command()(alone)
 bench.command()(lossless)
 bench.command()(turns)
+bench.command()(network)
 cli.add_typer(bench)
 
 
