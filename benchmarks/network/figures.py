@@ -201,7 +201,8 @@ class Verdict:
         how = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
         speed = "" if self.by_speed == PLAIN else f" ({self.speed_ratio:.2f}x {PLAIN})"
         first = "" if self.by_first == PLAIN else f" ({self.first_ratio:.2f}x the time of {PLAIN})"
-        return f"{self.link}, {how}: most tokens per second from {self.by_speed}{speed}, first token soonest from {self.by_first}{first}"
+        fastest, soonest = self.by_speed + speed, self.by_first + first
+        return f"{self.link}, {how}: most tokens per second from {fastest}, first token soonest from {soonest}"
 
 
 def verdicts(found: dict[Key, Figures]) -> list[Verdict]:

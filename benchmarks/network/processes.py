@@ -125,5 +125,5 @@ def moaserve(*arguments: str) -> list[str]:
 
 
 async def _read(stream: asyncio.StreamReader, log: list[str]) -> None:
-    async for line in stream:
-        log.append(line.decode(errors="replace"))
+    while said := await stream.read(2**16):
+        log.append(said.decode(errors="replace"))
