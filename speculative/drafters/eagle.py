@@ -8,9 +8,8 @@ from torch import Tensor
 from models.attention import cached_attention
 from models.eagle import Eagle
 from models.kv_cache import KVCache
-from models.llama import Llama
 from models.loader import optimize_for_inference
-from speculative.drafters.base import VerifiedTokens
+from speculative.drafters.base import TargetEnds, VerifiedTokens
 from speculative.drafters.growth import Candidates, Frontier, Level, expand
 from speculative.drafters.tree_drafter import TreeDrafter, frontier_plan, root_mask
 from speculative.policy import DraftShape
@@ -24,7 +23,7 @@ class EagleDrafter(TreeDrafter):
 
     name = "eagle"
 
-    def __init__(self, eagle: Eagle, target: Llama, num_slots: int, length: int, shape: DraftShape) -> None:
+    def __init__(self, eagle: Eagle, target: TargetEnds, num_slots: int, length: int, shape: DraftShape) -> None:
         config, device = eagle.config, target.device
         self.eagle, self.target, self.taps = eagle, target, config.taps
         self.head = target.head_over(eagle.draft_vocabulary)
@@ -39,16 +38,24 @@ class EagleDrafter(TreeDrafter):
     def pack(self) -> None:
         """Prepare the network's weights for inference."""
         optimize_for_inference(self.eagle)
-        if self.head is not self.target.lm_head:
+        if self.eagle.draft_vocabulary is not None:  # else it is the target's, and packed with that
             self.head.pack()
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """The layer's keys and values of verified tokens, from true features."""
-        eagle, slots, positions = self.eagle, verified.slots, verified.positions
         assert verified.tapped is not None
-        self.features.write(0, self.features.flat_rows(slots, positions), eagle.known(verified.tapped.to(self.dtype)))
+        self.remember(verified, self.eagle.known(verified.tapped.to(self.dtype)))
+
+    def remember(self, verified: VerifiedTokens, features: Tensor) -> None:
+        """The same of tokens whose ``features`` [n, E] are known."""
+        eagle, slots, positions = self.eagle, verified.slots, verified.positions
+        self.features.write(0, self.features.flat_rows(slots, positions), features)
         inputs = eagle.inputs(self._embed(verified.token_ids), self._features_before(slots, positions))
         self.cache.write(0, self.cache.flat_rows(slots, positions), eagle.keys_values(inputs, eagle.rotary(positions)))
+
+    def memory(self, slot: int, first: int, end: int) -> tuple[Tensor, None]:
+        """Features [n, E] of positions ``first`` … ``end``: all that drafting elsewhere needs to know of the target's."""
+        return self.features.data[0, self.features.flat_row(slot, first) : self.features.flat_row(slot, end)], None
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """The root's own scratch row, and the feature of the token before it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.config import MoAConfig
+from models.config import DecoderConfig, MoAConfig
 from speculative.config import MEMORY_FORMATS, MemoryFormat
 from speculative.errors import InvalidMemoryError
 
@@ -115,10 +115,13 @@ class MemoryCodec:
     @classmethod
     def of(cls, config: MoAConfig, format: MemoryFormat) -> MemoryCodec:
         """For one drafter; the newest memory is quantized in stretches of a head's size, as far as those divide it."""
-        size, hidden = config.target.head_dim, config.target.hidden_size
-        stretch = math.gcd(size, hidden)
-        newest = RowCodec(format, hidden // stretch, stretch) if config.has_entry else None
-        return cls(RowCodec(format, 2 * config.ca_num_kv_heads, size), newest)
+        newest = _of_hidden(config.target, format) if config.has_entry else None
+        return cls(RowCodec(format, 2 * config.ca_num_kv_heads, config.target.head_dim), newest)
+
+    @classmethod
+    def of_hidden(cls, target: DecoderConfig, format: MemoryFormat) -> MemoryCodec:
+        """For drafters that need of every token as many numbers as a hidden state has: EAGLE's features."""
+        return cls(_of_hidden(target, format), None)
 
     @property
     def bytes_per_token(self) -> int:
@@ -129,6 +132,12 @@ class MemoryCodec:
     def newest_bytes(self) -> int:
         """Bytes of the newest memory; 0 where none is needed."""
         return 0 if self.newest is None else self.newest.bytes_per_token
+
+
+def _of_hidden(target: DecoderConfig, format: MemoryFormat) -> RowCodec:
+    """E numbers, in stretches of a head's size as far as those divide it."""
+    stretch = math.gcd(target.head_dim, target.hidden_size)
+    return RowCodec(format, target.hidden_size // stretch, stretch)
 
 
 def _pack(codes: Tensor) -> Tensor:
