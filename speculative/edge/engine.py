@@ -35,10 +35,10 @@ FRAME_BYTES = 2**16
 
 
 class EdgeEngine:
-    """Serves texts that a server verifies; as `async_engine.AsyncEngine` seen from HTTP."""
+    """Serves texts that a server verifies; as `async_engine.AsyncEngine` seen from HTTP. ``load`` reads what drafts."""
 
-    def __init__(self, config: EdgeConfig) -> None:
-        self._config = config
+    def __init__(self, config: EdgeConfig, load: Callable[[EdgeConfig], EdgeModel] = EdgeModel.load) -> None:
+        self._config, self._load_model = config, load
         self._model: EdgeModel | None = None
         self._load_error: EngineError | None = None
         self._place: Workplace | None = None
@@ -210,7 +210,7 @@ class EdgeEngine:
     async def _load(self) -> None:
         config, loop = self._config, asyncio.get_running_loop()
         try:
-            self._model = model = await loop.run_in_executor(self._worker, lambda: EdgeModel.load(config))
+            self._model = model = await loop.run_in_executor(self._worker, lambda: self._load_model(config))
             formats = (config.memory_format, *(each for each in MEMORY_FORMATS if each != config.memory_format))
             link = Link(config.server, Hello((VERSION,), model.info.pair, formats, frame_bytes=FRAME_BYTES))
             link.start()

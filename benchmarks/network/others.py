@@ -1,0 +1,186 @@
+"""Drafters other than Mixture-of-Attentions ones on an edge, to compare with. They are loaded whole, beside the target's weights.
+
+What travels for them: for EAGLE the features of all verified tokens, for a model of its own nothing but tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from models.eagle import ARCHITECTURE as EAGLE
+from models.errors import CheckpointError
+from models.kv_cache import KVCache
+from models.llama import Llama
+from models.loader import eos_token_ids, load_eagle, load_target, read_json, resolve_target
+from speculative.config import MemoryFormat, ModelInfo
+from speculative.drafters.base import VerifiedTokens
+from speculative.drafters.eagle import EagleDrafter
+from speculative.drafters.independent import IndependentDrafter
+from speculative.drafters.moa_edge import ReceivedMemory
+from speculative.drafters.tree_drafter import TreeDrafter
+from speculative.edge.config import EdgeConfig
+from speculative.edge.drafting import EdgeModel, _DrafterOfEach
+from speculative.errors import EngineLoadError
+from speculative.grammar import Grammars
+from speculative.loading import default_sampling, pair_fingerprint, with_text
+from speculative.policy import DraftShape
+from speculative.remote.memory_codec import MemoryCodec, RowCodec
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_other(model: str, config: EdgeConfig) -> EdgeModel:
+    """The drafter in the folder ``config.bundle`` for the target ``model``; raises EngineLoadError."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    try:
+        with torch.inference_mode():
+            return OtherEdgeModel(model, config.bundle, dtype, config.largest_shape, config.draft_lookup)
+    except (CheckpointError, OSError) as error:
+        raise EngineLoadError(str(error)) from error
+
+
+class OtherEdgeModel(EdgeModel):
+    """As `EdgeModel`, of whole folders instead of a bundle."""
+
+    def __init__(self, model: str, drafter: Path, dtype: torch.dtype, largest: DraftShape, lookup: int) -> None:
+        folder = resolve_target(model)
+        self._target, self._tokenizer = load_target(folder, dtype=dtype)
+        length = self._target.config.max_position_embeddings
+        self.largest, self.eos_token_ids = largest, eos_token_ids(folder)
+        is_eagle = EAGLE in (read_json(drafter, "config.json").get("architectures") or [])
+        self._new = _eagles(self._target, drafter, dtype) if is_eagle else _models(self._target, drafter, dtype)
+        self._is_eagle = is_eagle
+        network = load_eagle(drafter, self._target.config, dtype=dtype) if is_eagle else None
+        self.info = ModelInfo(
+            name=folder.name,
+            max_model_len=length,
+            vocab_size=self._target.config.vocab_size,
+            dtype=str(dtype).removeprefix("torch."),
+            device="cpu",
+            drafter="eagle" if is_eagle else "independent",
+            default_sampling=default_sampling(read_json(folder, "generation_config.json")),
+            created=int(time.time()),
+            pair=pair_fingerprint(self._target, network),
+        )
+        tokenizer = self._tokenizer
+        self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
+        self.grammars = Grammars(tokenizer, self.info.vocab_size, sorted(self.eos_token_ids)) if tokenizer is not None else None
+        self._free = []
+        self._drafters = _DrafterOfEach()
+        self._drafter = with_text(self._drafters, lookup)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The target's."""
+        return self._tokenizer
+
+    def codec(self, format: MemoryFormat) -> MemoryCodec:
+        """Features, or nothing."""
+        return MemoryCodec.of_hidden(self._target.config, format) if self._is_eagle else _Nothing()
+
+    def _another(self) -> _OnEdge:  # type: ignore[override]
+        return self._new(self.info.max_model_len, self.largest)
+
+
+class _Nothing(MemoryCodec):
+    """Of no bytes: there is no row of nothing to be written."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "rows", RowCodec("int8", 1, 1))
+        object.__setattr__(self, "newest", None)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 0
+
+
+class _OnEdge:
+    """One text's drafter; ``memory`` tells whether it learns from what is received, or from the tokens alone."""
+
+    def __init__(self, drafter: TreeDrafter) -> None:
+        self.inner = drafter
+        self.caches: Many[KVCache] = drafter.caches
+
+    def extend(self, received: ReceivedMemory) -> None:
+        """Take what the server tells."""
+
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
+        """As in Drafter."""
+        return self.inner.propose(sequences, shape, target_cache)
+
+    def forget(self, sequence: Sequence) -> None:
+        """As in Drafter."""
+
+
+class _EagleOnEdge(_OnEdge):
+    inner: EagleDrafter
+
+    def extend(self, received: ReceivedMemory) -> None:
+        verified = VerifiedTokens(received.slots, received.positions, received.token_ids)
+        self.inner.remember(verified, received.crossing.to(self.inner.dtype))
+
+
+class _ModelOnEdge(_OnEdge):
+    inner: IndependentDrafter
+
+    def __init__(self, drafter: IndependentDrafter) -> None:
+        super().__init__(drafter)
+        self._read: list[int] = []
+
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
+        """Reads what is new of the text first."""
+        (sequence,) = sequences
+        text = sequence.tokens[:-1]
+        same = next((at for at, pair in enumerate(zip(self._read, text, strict=False)) if pair[0] != pair[1]), None)
+        first = min(len(self._read), len(text)) if same is None else same
+        if first < len(text):
+            token_ids, positions = torch.tensor(text[first:]), torch.arange(first, len(text))
+            own_cache = self.inner.cache  # the target's is elsewhere, and this drafter does not read it
+            self.inner.extend(VerifiedTokens(torch.zeros_like(positions), positions, token_ids), own_cache)
+        self._read = text
+        sequence.num_computed = len(text)
+        return super().propose(sequences, shape, target_cache)
+
+
+def _eagles(target: Llama, folder: Path, dtype: torch.dtype) -> Callable[[int, DraftShape], _OnEdge]:
+    eagle = load_eagle(folder, target.config, dtype=dtype)
+    packed = False
+
+    def new(length: int, shape: DraftShape) -> _OnEdge:
+        nonlocal packed
+        drafter = EagleDrafter(eagle, target, 1, length, shape)
+        if not packed:
+            drafter.pack()
+            target.lm_head.pack()
+            packed = True
+        return _EagleOnEdge(drafter)
+
+    return new
+
+
+def _models(target: Llama, folder: Path, dtype: torch.dtype) -> Callable[[int, DraftShape], _OnEdge]:
+    model, _ = load_target(folder, dtype=dtype)
+    if model.config.vocab_size != target.config.vocab_size:
+        raise EngineLoadError(f"{folder} has {model.config.vocab_size} tokens and the model {target.config.vocab_size}")
+    packed = False
+
+    def new(length: int, shape: DraftShape) -> _OnEdge:
+        nonlocal packed
+        drafter = IndependentDrafter(model, 1, length, shape)
+        if not packed:
+            drafter.pack()
+            packed = True
+        return _ModelOnEdge(drafter)
+
+    return new
