@@ -21,7 +21,7 @@ class AnswerError(Exception):
 class Answer:
     """A streamed answer: its text, and seconds from asking to its first text (nothing: its end) and to its end.
 
-    ``stats`` is what came under ``metrics.speculative_decoding``.
+    ``stats`` is what came under ``metrics``: how speculation went, and on an edge what the network carried.
     """
 
     text: str
@@ -75,7 +75,8 @@ async def ask(client: httpx.AsyncClient, url: str, prompt: Sequence[int], **para
                 if "error" in chunk:
                     raise AnswerError(f"{url}: {chunk['error']['message']}")
                 usage = chunk.get("usage") or usage
-                stats = (chunk.get("metrics") or {}).get("speculative_decoding") or stats
+                for told in (chunk.get("metrics") or {}).values():
+                    stats |= told or {}
                 for choice in chunk["choices"]:
                     if choice["text"]:
                         first = first or time.perf_counter() - began

@@ -247,7 +247,7 @@ def _run(run: Run) -> dict[str, Any]:
     answer = run.answer
     measured = {"tokens": answer.tokens, "first": answer.first, "seconds": answer.seconds, "cost": asdict(run.cost)}
     who = {"kind": run.kind, "link": run.link, "temperature": run.temperature, "prompt": run.prompt}
-    return {**who, **_rounded(measured), "speculative_decoding": answer.stats}
+    return {**who, **_rounded(measured), "metrics": answer.stats}
 
 
 def _rounded(value: Any) -> Any:

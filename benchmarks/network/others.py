@@ -6,7 +6,6 @@ What travels for them: for EAGLE the features of all verified tokens, for a mode
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.eagle import ARCHITECTURE as EAGLE
+from models.eagle import Eagle
 from models.errors import CheckpointError
 from models.kv_cache import KVCache
 from models.llama import Llama
@@ -59,9 +59,7 @@ class OtherEdgeModel(EdgeModel):
         length = self._target.config.max_position_embeddings
         self.largest, self.eos_token_ids = largest, eos_token_ids(folder)
         is_eagle = EAGLE in (read_json(drafter, "config.json").get("architectures") or [])
-        self._new = _eagles(self._target, drafter, dtype) if is_eagle else _models(self._target, drafter, dtype)
-        self._is_eagle = is_eagle
-        network = load_eagle(drafter, self._target.config, dtype=dtype) if is_eagle else None
+        self._whole = load_eagle(drafter, self._target.config, dtype=dtype) if is_eagle else _model(self._target, drafter, dtype)
         self.info = ModelInfo(
             name=folder.name,
             max_model_len=length,
@@ -71,12 +69,14 @@ class OtherEdgeModel(EdgeModel):
             drafter="eagle" if is_eagle else "independent",
             default_sampling=default_sampling(read_json(folder, "generation_config.json")),
             created=int(time.time()),
-            pair=pair_fingerprint(self._target, network),
+            # A server for a model of its own runs without a drafter.
+            pair=pair_fingerprint(self._target, self._whole if is_eagle else None),
         )
         tokenizer = self._tokenizer
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         self.grammars = Grammars(tokenizer, self.info.vocab_size, sorted(self.eos_token_ids)) if tokenizer is not None else None
-        self._free = []
+        self._free = [self._another()]  # type: ignore[list-item]
+        self._free[0].pack()
         self._drafters = _DrafterOfEach()
         self._drafter = with_text(self._drafters, lookup)
 
@@ -87,10 +87,13 @@ class OtherEdgeModel(EdgeModel):
 
     def codec(self, format: MemoryFormat) -> MemoryCodec:
         """Features, or nothing."""
-        return MemoryCodec.of_hidden(self._target.config, format) if self._is_eagle else _Nothing()
+        return MemoryCodec.of_hidden(self._target.config, format) if isinstance(self._whole, Eagle) else _Nothing()
 
     def _another(self) -> _OnEdge:  # type: ignore[override]
-        return self._new(self.info.max_model_len, self.largest)
+        network, length = self._whole, self.info.max_model_len
+        if isinstance(network, Eagle):
+            return EagleOnEdge(EagleDrafter(network, self._target, 1, length, self.largest))
+        return ModelOnEdge(IndependentDrafter(network, 1, length, self.largest))
 
 
 class _Nothing(MemoryCodec):
@@ -106,14 +109,18 @@ class _Nothing(MemoryCodec):
 
 
 class _OnEdge:
-    """One text's drafter; ``memory`` tells whether it learns from what is received, or from the tokens alone."""
+    """One text's drafter."""
 
     def __init__(self, drafter: TreeDrafter) -> None:
         self.inner = drafter
         self.caches: Many[KVCache] = drafter.caches
 
+    def pack(self) -> None:
+        """Prepare the weights for inference, once for all texts."""
+        self.inner.pack()
+
     def extend(self, received: ReceivedMemory) -> None:
-        """Take what the server tells."""
+        """Take what the server tells: here nothing."""
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """As in Drafter."""
@@ -123,15 +130,26 @@ class _OnEdge:
         """As in Drafter."""
 
 
-class _EagleOnEdge(_OnEdge):
+class EagleOnEdge(_OnEdge):
+    """Learns the features of verified tokens from the server."""
+
     inner: EagleDrafter
 
+    def pack(self) -> None:
+        """The head too, which here is nobody else's."""
+        super().pack()
+        if self.inner.eagle.draft_vocabulary is None:
+            self.inner.head.pack()
+
     def extend(self, received: ReceivedMemory) -> None:
+        """Keep them, and the layer's keys and values."""
         verified = VerifiedTokens(received.slots, received.positions, received.token_ids)
         self.inner.remember(verified, received.crossing.to(self.inner.dtype))
 
 
-class _ModelOnEdge(_OnEdge):
+class ModelOnEdge(_OnEdge):
+    """Reads verified tokens by itself."""
+
     inner: IndependentDrafter
 
     def __init__(self, drafter: IndependentDrafter) -> None:
@@ -153,34 +171,8 @@ class _ModelOnEdge(_OnEdge):
         return super().propose(sequences, shape, target_cache)
 
 
-def _eagles(target: Llama, folder: Path, dtype: torch.dtype) -> Callable[[int, DraftShape], _OnEdge]:
-    eagle = load_eagle(folder, target.config, dtype=dtype)
-    packed = False
-
-    def new(length: int, shape: DraftShape) -> _OnEdge:
-        nonlocal packed
-        drafter = EagleDrafter(eagle, target, 1, length, shape)
-        if not packed:
-            drafter.pack()
-            target.lm_head.pack()
-            packed = True
-        return _EagleOnEdge(drafter)
-
-    return new
-
-
-def _models(target: Llama, folder: Path, dtype: torch.dtype) -> Callable[[int, DraftShape], _OnEdge]:
+def _model(target: Llama, folder: Path, dtype: torch.dtype) -> Llama:
     model, _ = load_target(folder, dtype=dtype)
     if model.config.vocab_size != target.config.vocab_size:
         raise EngineLoadError(f"{folder} has {model.config.vocab_size} tokens and the model {target.config.vocab_size}")
-    packed = False
-
-    def new(length: int, shape: DraftShape) -> _OnEdge:
-        nonlocal packed
-        drafter = IndependentDrafter(model, 1, length, shape)
-        if not packed:
-            drafter.pack()
-            packed = True
-        return _ModelOnEdge(drafter)
-
-    return new
+    return model

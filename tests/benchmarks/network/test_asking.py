@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.network.asking import Answer, AnswerError, ask, read_engine_seconds
 
-METRICS = {"speculative_decoding": {"num_spec_steps": 2}}
+METRICS = {"speculative_decoding": {"num_spec_steps": 2}, "edge": {"bytes_sent": 7}}
 USAGE = {"completion_tokens": 5}
 
 
@@ -47,7 +47,7 @@ async def test_an_answer_is_read_to_its_end() -> None:
     answer, asked = await answer_to(
         text("a"), b": ping\n\n", text("b"), text("", metrics=METRICS), event(usage=USAGE), b"data: [DONE]\n\n"
     )
-    assert (answer.text, answer.tokens, answer.stats) == ("ab", 5, {"num_spec_steps": 2})
+    assert (answer.text, answer.tokens, answer.stats) == ("ab", 5, {"num_spec_steps": 2, "bytes_sent": 7})
     assert 0 < answer.first <= answer.seconds
     assert asked["path"] == "/v1/completions" and asked["prompt"] == [1, 2] and asked["stream"] is True
     assert (asked["temperature"], asked["seed"]) == (0.5, 3)
