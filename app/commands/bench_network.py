@@ -69,7 +69,7 @@ def network(
     """Drafting on an edge over slow networks, against streaming from the server: speed, first token, bytes and server time.
 
     Starts servers and edges, puts an emulated network between them, and asks all kinds the same prompts with the same seeds, in
-    turn. Every text is compared with plain streaming's; ends with exit code 1 when any differs.
+    turn. Every text is compared with plain streaming's; ends with exit code 1 when any differs or fails.
 
     For example:
 
@@ -144,7 +144,7 @@ def network(
         except ImportError:
             options.fail("no pictures: pip install 'moaserve[eval]'; the figures are written")
     different, _ = figures.differing([*figures.figures(results).values(), *figures.crowd_figures(results).values()])
-    raise typer.Exit(1 if different else 0)
+    raise typer.Exit(1 if different or results.failures else 0)
 
 
 def _links(names: list[str] | None) -> list[Link]:

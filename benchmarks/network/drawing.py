@@ -49,10 +49,13 @@ def _spreads(found: dict[Key, Figures], title: str, value: Callable[[Figures], S
     width = 0.8 / len(kinds)
     for temperature, axis in axes.items():
         for number, kind in enumerate(kinds):
-            every = [value(found[link, temperature, kind]) for link in links]
+            # A link over which all of a kind's requests failed has no bar.
+            places, each_link = _places(links, kinds, number), [found.get((link, temperature, kind)) for link in links]
+            shown = [(place, value(each)) for place, each in zip(places, each_link, strict=True) if each is not None]
+            every = [spread for _, spread in shown]
             heights = [each.median * factor for each in every]
             errors = [[(each.median - each.p25) * factor for each in every], [(each.p75 - each.median) * factor for each in every]]
-            axis.bar(_places(links, kinds, number), heights, width, yerr=errors, capsize=2, label=kind)
+            axis.bar([place for place, _ in shown], heights, width, yerr=errors, capsize=2, label=kind)
         axis.set_xticks(range(len(links)), links)
     next(reversed(axes.values())).legend(fontsize="small")
     return picture
@@ -63,8 +66,12 @@ def _bytes(found: dict[Key, Figures], title: str) -> Figure:
     width = 0.8 / len(kinds)
     for temperature, axis in axes.items():
         for number, kind in enumerate(kinds):
-            shares = [found[link, temperature, kind].shares for link in links]
-            places = _places(links, kinds, number)
+            known = [
+                (place, found[link, temperature, kind].shares)
+                for place, link in zip(_places(links, kinds, number), links, strict=True)
+                if (link, temperature, kind) in found
+            ]
+            places, shares = [place for place, _ in known], [each for _, each in known]
             up = [each.up for each in shares]
             axis.bar(places, up, width, color=f"C{number}", alpha=0.5)
             axis.bar(places, [each.down for each in shares], width, bottom=up, color=f"C{number}", label=f"{kind} (pale: up)")

@@ -21,6 +21,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--offline", choices=["stop"], default="stop", help="these drafters cannot write alone")
+    parser.add_argument("--reconnect-timeout", type=float, default=1.0)
     given = parser.parse_args()
     settings = EdgeSettings(
         server=given.server,
@@ -28,7 +30,8 @@ def main() -> int:
         port=given.port,
         dtype=given.dtype,
         num_threads=given.num_threads,
-        offline="stop",  # what it would write alone is not compared
+        offline=given.offline,
+        reconnect_timeout=given.reconnect_timeout,
     )
     what = f"{given.drafter} for {given.server}"
     return serving.serve(

@@ -212,7 +212,8 @@ def verdicts(found: dict[Key, Figures]) -> list[Verdict]:
         kinds = {key[2]: each for key, each in found.items() if key[:2] == (link, temperature)}
         fastest = max(kinds, key=lambda kind: kinds[kind].speed.median)
         soonest = min(kinds, key=lambda kind: kinds[kind].first.median)
-        plain = kinds[PLAIN]
+        if (plain := kinds.get(PLAIN)) is None:  # all of its requests have failed
+            continue
         ratios = kinds[fastest].speed.median / plain.speed.median, kinds[soonest].first.median / plain.first.median
         told.append(Verdict(link, temperature, fastest, ratios[0], soonest, ratios[1]))
     return told
@@ -229,6 +230,7 @@ def as_dict(results: Results) -> dict[str, Any]:
     different, total = differing([*found.values(), *crowds.values()])
     return {
         "texts": {"total": total, "different_from_plain": different},
+        "failures": results.failures,
         "figures": [
             {"link": link, "temperature": temperature, "kind": kind, **_rounded(asdict(each))}
             for (link, temperature, kind), each in found.items()

@@ -16,6 +16,9 @@ MOA: Final = "edge, MoA"
 INDEPENDENT: Final = "edge, independent"
 EAGLE: Final = "edge, EAGLE-2"
 
+PATIENCE_S: Final = 30.0
+"""That a text waits for a connection that was lost: a bad link looks like a server that is gone."""
+
 ServerName = Literal["plain", "moa", "eagle"]
 
 
@@ -64,6 +67,8 @@ def edge_command(pair: Pair, kind: Kind, address: tuple[str, int]) -> list[str]:
     """An edge of a server at ``address``."""
     server = f"ws://{address[0]}:{address[1]}"
     options = ["--server", server, "--port", "0", "--num-threads", "1", "--dtype", pair.dtype]
+    # What an edge writes alone is not compared: cut off, it waits.
+    options += ["--offline", "stop", "--reconnect-timeout", f"{PATIENCE_S:g}"]
     if kind.name == MOA:
         return moaserve("edge", "--bundle", str(kind.drafts), *options)
     return [sys.executable, "-m", "benchmarks.network.edge", "--drafter", str(kind.drafts), "--model", pair.model, *options]

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.network.asking import Answer, Cost
+from benchmarks.network.asking import Answer, AnswerError, Cost
 from benchmarks.network.kinds import Kind, Pair
 from benchmarks.network.links import Link
 from benchmarks.network.processes import Cores, pinned
@@ -76,14 +76,18 @@ class Crowd:
 
 @dataclass(slots=True)
 class Results:
-    """Everything that was measured."""
+    """Everything that was measured, and what became of requests that failed."""
 
     runs: list[Run] = field(default_factory=list)
     crowds: list[Crowd] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 async def measure(plan: Plan, progress: Callable[[], None]) -> Results:
-    """Run the plan; raises ProcessError and NetworkError for what cannot start, AnswerError for what cannot be asked."""
+    """Run the plan; raises ProcessError and NetworkError for what cannot start.
+
+    A single request that fails is noted; AnswerError is raised where the first over a link does, or one of many at once.
+    """
     results = Results()
     slots = max(plan.clients, 1)
     with pinned(plan.cores.client if plan.cores else None):
@@ -118,8 +122,12 @@ async def _alone(
         for _ in range(plan.rounds):
             for number, prompt in enumerate(plan.prompts):
                 for place in (*places[turn:], *places[:turn]):
-                    answer, cost = await stage.ask(place, prompt.token_ids, **plan.parameters(number, temperature))
-                    results.runs.append(Run(place.kind.name, link.name, temperature, number, answer, cost))
+                    try:
+                        answer, cost = await stage.ask(place, prompt.token_ids, **plan.parameters(number, temperature))
+                    except AnswerError as error:
+                        results.failures.append(f"{place.kind.name}, {link.name}, temperature {temperature:g}: {error}")
+                    else:
+                        results.runs.append(Run(place.kind.name, link.name, temperature, number, answer, cost))
                     progress()
                 turn = (turn + 1) % len(places)
 

@@ -48,6 +48,8 @@ def print_results(results: Results, plan: Plan, notes: list[str]) -> None:
         console.print(f"NOT the same: {different} of {total} texts differ from plain streaming's. Only in bfloat16 near-ties may.")
     else:
         console.print(f"Lossless: all {total} texts were those of plain streaming.")
+    for failure in results.failures:
+        console.print(f"FAILED, and left out: {failure}")
     for note in notes:
         console.print(note)
     console.print(provenance().line())

@@ -125,6 +125,16 @@ def test_what_is_kept_has_figures_and_runs_but_no_texts(results: Results, tmp_pa
     assert told["texts"] == {"total": 8, "different_from_plain": 2} and len(told["runs"]) == 4
 
 
+def test_requests_that_failed_are_said_and_leave_gaps(results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results.runs += [run(PLAIN, 0, "yes", 0.1, 1.0, link="poor")]
+    results.failures.append("edge, MoA, poor, temperature 0: silence")
+    links = [LINKS["4g"], LINKS["poor"]]
+    print_results(results, plan(links=links), [])
+    assert "FAILED, and left out: edge, MoA, poor, temperature 0: silence" in capsys.readouterr().out
+    written = write(results, plan(links=links), [], tmp_path)
+    assert all(path.stat().st_size for path in written) and "silence" in written[0].read_text()
+
+
 def test_kinds_that_lack_a_drafter_are_left_out() -> None:
     bundle, other = Path("bundle"), Path("other")
     assert [kind.name for kind in kinds(bundle, None, None)] == [PLAIN, SPECULATIVE, MOA]
