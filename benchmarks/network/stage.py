@@ -79,7 +79,8 @@ class Stage:
             yield Place(kind, server, address, urls, edges)
 
     async def ask(self, place: Place, prompt: Sequence[int], **parameters: object) -> tuple[Answer, Cost]:
-        """One prompt, alone."""
+        """One prompt, alone, over a connection that stands: servers close those that say nothing for a few seconds."""
+        await self._client.get(f"{place.urls[0]}/health")
         return await self._watched(place, lambda: ask(self._client, place.urls[0], prompt, **parameters))
 
     async def load(
