@@ -25,7 +25,7 @@ from speculative.drafters.independent import IndependentDrafter
 from speculative.drafters.moa_edge import ReceivedMemory
 from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.edge.config import EdgeConfig
-from speculative.edge.drafting import EdgeModel, _DrafterOfEach
+from speculative.edge.drafting import DrafterOfEach, EdgeModel
 from speculative.errors import EngineLoadError
 from speculative.grammar import Grammars
 from speculative.loading import default_sampling, pair_fingerprint, with_text
@@ -77,7 +77,7 @@ class OtherEdgeModel(EdgeModel):
         self.grammars = Grammars(tokenizer, self.info.vocab_size, sorted(self.eos_token_ids)) if tokenizer is not None else None
         self._free = [self._another()]  # type: ignore[list-item]
         self._free[0].pack()
-        self._drafters = _DrafterOfEach()
+        self._drafters = DrafterOfEach()
         self._drafter = with_text(self._drafters, lookup)
 
     @property

@@ -76,7 +76,7 @@ class EdgeModel:
         first.pack()
         assert isinstance(first.network, EdgeNetwork)
         self._network, self._free = first.network, [first]
-        self._drafters = _DrafterOfEach()
+        self._drafters = DrafterOfEach()
         self._drafter: Drafter = with_text(self._drafters, lookup)
 
     @classmethod
@@ -229,7 +229,7 @@ class EdgeText:
         return Drafted(offered, depth, time.perf_counter() - began)
 
 
-class _DrafterOfEach:
+class DrafterOfEach:
     """Each text has a drafter with caches of its own, as texts do not wait for each other; the network is shared."""
 
     name = "moa"
