@@ -74,6 +74,7 @@ def test_the_engine_gets_every_one_of_its_settings() -> None:
         "draft_temperature": 0.5,
         "draft_lookup": 5,
         "draft_window": 7,
+        "remote_tree_nodes": 20,
         "prefix_cache_tokens": 64,
         "num_threads": 1,
         "compile": "off",
