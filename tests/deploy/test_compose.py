@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.settings import ENV_PREFIX, Settings
+from app.edge_settings import EdgeSettings
+from app.settings import ENV_PREFIX, HttpSettings, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,10 +45,14 @@ def test_every_mounted_path_exists() -> None:
 
 
 def test_every_variable_of_ours_is_a_setting() -> None:
-    services = [*SERVICES.values(), *SECRETS["services"].values()]
-    variables = {name for service in services for name in service.get("environment", {}) if name.startswith(ENV_PREFIX)}
-    assert "MOASERVE_API_KEY_FILE" in variables
-    assert variables - {ENV_PREFIX + name.upper() for name in Settings.model_fields} == set()
+    services = [*SERVICES.items(), *SECRETS["services"].items()]
+    told: dict[type[HttpSettings], set[str]] = {Settings: set(), EdgeSettings: set()}
+    for service, each in services:
+        kind = EdgeSettings if service == "edge" else Settings
+        told[kind] |= {name for name in each.get("environment", {}) if name.startswith(ENV_PREFIX)}
+    assert "MOASERVE_API_KEY_FILE" in told[Settings] and "MOASERVE_BUNDLE" in told[EdgeSettings]
+    for kind, variables in told.items():
+        assert variables - {ENV_PREFIX + name.upper() for name in kind.model_fields} == set()
 
 
 def test_every_image_is_pinned_and_can_be_replaced() -> None:
@@ -63,7 +68,7 @@ def test_every_image_is_pinned_and_can_be_replaced() -> None:
 def test_versions_agree_with_the_package() -> None:
     version = PROJECT["project"]["version"]
     assert f"\nARG VERSION={version}\n" in DOCKERFILE
-    assert default(SERVICES["moaserve"]["image"]) == f"moaserve:{version}"
+    assert default(SERVICES["moaserve"]["image"]) == default(SERVICES["edge"]["image"]) == f"moaserve:{version}"
     assert default(SERVICES["moaserve-gpu"]["image"]) == f"moaserve:{version}-cuda"
 
 
@@ -78,6 +83,7 @@ def test_nothing_is_open_to_other_machines_unless_asked() -> None:
         "127.0.0.1:3000:3000",
         "127.0.0.1:8000:8000",
         "127.0.0.1:8000:8000",  # the other server: of the two only one starts
+        "127.0.0.1:8001:8000",
         "127.0.0.1:9090:9090",
     ]
     assert SERVICES["redis"]["networks"] == ["sessions"]
@@ -96,7 +102,7 @@ def test_every_service_is_confined_and_comes_back(name: str) -> None:
 
 def test_one_server_starts() -> None:
     profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
-    assert profiles == {"moaserve": ["cpu"], "moaserve-gpu": ["gpu"]}
+    assert profiles == {"moaserve": ["cpu"], "moaserve-gpu": ["gpu"], "edge": ["edge"]}
     assert "\nCOMPOSE_PROFILES=cpu\n" in (ROOT / ".env").read_text()
 
 
