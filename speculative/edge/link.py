@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from contextlib import suppress
 
 from speculative.edge.connection import Connection, Server, open_connection
 from speculative.errors import ServerUnreachableError
@@ -62,13 +63,16 @@ class Link:
 
     async def connected(self, patience: float) -> Connection | None:
         """The connection; None if it has not been there for ``patience`` seconds, now or when these are over."""
-        end = self.lost_at + patience
+        loop = asyncio.get_running_loop()
         while not self.up:
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), max(0.0, end - asyncio.get_running_loop().time()))
-            except asyncio.TimeoutError:
+            if self.connection is not None:
+                await asyncio.sleep(0)  # it has just been lost: since when will be noted at once
+                continue
+            if (left := self.lost_at + patience - loop.time()) <= 0:
                 return None
+            self._changed.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
         return self.connection
 
     async def close(self) -> None:
@@ -78,6 +82,7 @@ class Link:
             await asyncio.gather(self._task, return_exceptions=True)
         if self.connection is not None:
             await self.connection.close()
+            self._forget(self.connection)
 
     async def _run(self) -> None:
         loop, attempts = asyncio.get_running_loop(), 0
@@ -107,10 +112,13 @@ class Link:
         self._tried.set()
 
     def _lost(self, connection: Connection, reason: str) -> None:
-        self.connection, self.lost_at = None, asyncio.get_running_loop().time()
-        self._bytes_before = (self._bytes_before[0] + connection.bytes_sent, self._bytes_before[1] + connection.bytes_received)
+        self._forget(connection)
         self.problem = ServerUnreachableError(f"cut off from {self.server.url}: {reason}")
         logger.warning("%s", self.problem)
+
+    def _forget(self, connection: Connection) -> None:
+        self.connection, self.lost_at = None, asyncio.get_running_loop().time()
+        self._bytes_before = (self._bytes_before[0] + connection.bytes_sent, self._bytes_before[1] + connection.bytes_received)
 
     def _failed(self, problem: ServerUnreachableError) -> None:
         if self.problem is None or str(problem) != str(self.problem):  # once, however often it is tried

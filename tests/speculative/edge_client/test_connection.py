@@ -195,3 +195,17 @@ async def test_a_link_connects_again_and_counts_it() -> None:
         assert link.up and link.bytes_received > 0
         await link.close()
         assert not link.up
+
+
+async def test_patience_begins_when_a_connection_is_lost_however_long_it_held() -> None:
+    async with playing(lambda socket: socket.wait_closed()) as server:
+        link = Link(server, HELLO)
+        link.start()
+        first = await link.connected(10)
+        assert first is not None
+        link.lost_at -= 1000
+        first.fail("gone")
+        assert not link.up
+        assert await link.connected(10) is not None
+        await link.close()
+        assert await link.connected(0) is None
