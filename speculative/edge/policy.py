@@ -12,7 +12,7 @@ NODE_BYTES = 6
 
 _WEIGHT = 0.1
 _LEAST_REACH, _MOST_REACH = 0.01, 0.5
-_LEAST_PROBABILITY, _MOST_PROBABILITY = 0.001, 0.1
+_LEAST_PROBABILITY, _MOST_PROBABILITY = 0.001, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Exchange:
     """A tree's way to the server and back.
 
     The tree had ``nodes``, frames both ways ``num_bytes``, and ``gained`` tokens came of it. From sending it to its result
-    ``waited`` seconds went by, of which ``server_seconds`` at the server; ``drafting`` seconds had gone before.
+    ``waited`` seconds went by, of which ``server_seconds`` at the server; ``drafting`` seconds had gone before. The server's pass
+    was shared by ``batch_size`` texts.
     """
 
     nodes: int
@@ -29,6 +30,7 @@ class Exchange:
     waited: float
     server_seconds: float
     drafting: float
+    batch_size: int = 1
 
 
 class EdgePolicy:
@@ -39,16 +41,17 @@ class EdgePolicy:
 
     - another level is drafted while the drafter gives its nodes together a probability above rate · seconds of a level,
     - a node is kept and sent if its path's probability is above rate · seconds of a node: its bytes' on the network, and what
-      verification takes longer for it.
+      verification takes longer for it, once for each text of the batch, as all of them wait for it.
 
     The longer the way, the lower the rate, and the more is worth trying: down a slow line with a fast server trees become large,
-    up to what the server takes. Breadth stays as it is given: a level's few rows cost the same.
+    up to what the server takes; the busier the server, the smaller. Breadth stays as it is given: a level's few rows cost the same.
     """
 
     def __init__(self) -> None:
         self._network, self._server = Line(), Line()
         self._level_seconds = 0.0
         self._gained, self._taken = 0.0, 0.0
+        self._batch_size = 1.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -65,7 +68,7 @@ class EdgePolicy:
         rate = self.tokens_per_second
         if not rate:
             return largest
-        node_seconds = NODE_BYTES * self._network.slope + self._server.slope
+        node_seconds = NODE_BYTES * self._network.slope + self._batch_size * self._server.slope
         return replace(
             largest,
             min_reach=_between(_LEAST_REACH, rate * self._level_seconds, _MOST_REACH),
@@ -83,6 +86,7 @@ class EdgePolicy:
         self._network.add(exchange.num_bytes, max(0.0, exchange.waited - exchange.server_seconds))
         self._server.add(exchange.nodes, exchange.server_seconds)
         weight = _WEIGHT if self._taken else 1.0
+        self._batch_size += weight * (max(1, exchange.batch_size) - self._batch_size)
         self._gained += weight * (exchange.gained - self._gained)
         self._taken += weight * (exchange.drafting + exchange.waited - self._taken)
 

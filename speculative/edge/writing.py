@@ -267,8 +267,10 @@ class Writing:
         tally.num_steps += 1
         tally.verify_seconds += waited
         num_bytes = channel.bytes_sent + channel.bytes_received - sent.bytes_before
-        nodes, server = len(sent.drafted.tree.tokens), gain.stats.server_seconds
-        self._place.policy.exchanged(Exchange(nodes, num_bytes, len(gain.tokens), waited, server, sent.drafted.seconds))
+        nodes, stats = len(sent.drafted.tree.tokens), gain.stats
+        self._place.policy.exchanged(
+            Exchange(nodes, num_bytes, len(gain.tokens), waited, stats.server_seconds, sent.drafted.seconds, stats.batch_size)
+        )
 
     async def _refused(self, error: Error) -> None:
         """What the server says is wrong with the session or with a tree of it."""

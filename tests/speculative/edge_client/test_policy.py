@@ -11,14 +11,15 @@ from speculative.policy import DraftShape
 LARGEST = DraftShape(8, 8, 64)
 
 
-def policy(round_trip: float, bytes_per_second: float, per_node: float = 0.0005) -> EdgePolicy:
+def policy(round_trip: float, bytes_per_second: float, per_node: float = 0.0005, batch_size: int = 1) -> EdgePolicy:
     """After a hundred exchanges over such a network; levels take 2 ms, and a verification 10 ms and something for each node."""
     made = EdgePolicy()
     for number in range(100):
         nodes, size = 4 + number % 13, 300 + 40 * (number % 7)
         server = 0.01 + per_node * nodes
         made.drafted(8, 0.016)
-        made.exchanged(Exchange(nodes, size, 4, round_trip + size / bytes_per_second + server, server, 0.016))
+        waited = round_trip + size / bytes_per_second + server
+        made.exchanged(Exchange(nodes, size, 4, waited, server, 0.016, batch_size))
     return made
 
 
@@ -37,6 +38,12 @@ def test_nodes_pay_for_their_bytes_and_for_their_verification() -> None:
     narrow, wide = policy(0.05, 2_000), policy(0.05, 1e7)
     assert narrow.shape(LARGEST).min_probability > wide.shape(LARGEST).min_probability
     assert policy(0.05, 1e7, per_node=0.002).shape(LARGEST).min_probability > wide.shape(LARGEST).min_probability
+
+
+def test_on_a_busy_server_nodes_pay_for_all_who_wait() -> None:
+    alone, busy = (policy(0.02, 1e9, batch_size=size).shape(LARGEST) for size in (1, 4))
+    assert busy.min_probability == pytest.approx(4 * alone.min_probability, rel=0.01)
+    assert busy.min_reach == alone.min_reach
 
 
 def test_a_level_is_drafted_while_it_pays() -> None:
