@@ -23,6 +23,8 @@ import openai
 import pytest
 import yaml
 
+from speculative.edge_export import export_edge
+
 pytestmark = [pytest.mark.docker, pytest.mark.integration]
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +108,7 @@ def project() -> Iterator[Stack]:
     if command is None:
         pytest.skip("neither the compose plugin nor docker-compose is installed")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
-    environment |= {name: "0" for name in ("MOASERVE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")}
+    environment |= {name: "0" for name in ("MOASERVE_PORT", "EDGE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")}
     environment |= {"COMPOSE_PROJECT_NAME": f"moaserve-test-{os.getpid()}", "COMPOSE_PROFILES": "cpu"}
     environment |= {"SERVER_IMAGE": "moaserve:test", "MOASERVE_NUM_THREADS": "1"}
     environment.setdefault("COMPOSE_FILE", "docker-compose.yml")
@@ -171,6 +173,19 @@ def test_prometheus_reads_its_metrics(stack: Stack) -> None:
 
     until(lambda: any(target["health"] == "up" and "moaserve:8000" in target["scrapeUrl"] for target in targets()))
     until(tokens)
+
+
+def test_an_edge_answers_as_its_server_does(stack: Stack, tmp_path: Path) -> None:
+    export_edge("bundled", "bundled", tmp_path / "bundle")
+    stack.environment["BUNDLE_DIR"] = str(tmp_path / "bundle")
+    stack.compose("up", "--detach", "--no-deps", "edge")
+    wait_until_healthy(stack.container("edge"))
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24}
+    own, edges = (httpx.post(f"{stack.url(name, 8000)}/v1/chat/completions", json=body).json() for name in ("moaserve", "edge"))
+    assert own["choices"] == edges["choices"]
+    assert edges["metrics"]["edge"]["num_server_calls"] > 1 and edges["metrics"]["edge"]["offline_tokens"] == 0
+    prometheus = stack.url("prometheus", 9090)
+    until(lambda: httpx.get(f"{prometheus}/api/v1/query", params={"query": "moaserve_edge_server_up"}).json()["data"]["result"])
 
 
 def test_redis_is_a_bounded_cache_that_the_server_alone_reaches(stack: Stack) -> None:
