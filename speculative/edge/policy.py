@@ -10,6 +10,9 @@ from speculative.policy import DraftShape
 NODE_BYTES = 6
 """Bytes of a node in a frame: its token and its parent."""
 
+PROBE = 8
+"""Of so many trees one is a quarter as large as may be: what a node costs shows only by trees of different sizes."""
+
 _WEIGHT = 0.1
 _LEAST_REACH, _MOST_REACH = 0.01, 0.5
 _LEAST_PROBABILITY, _MOST_PROBABILITY = 0.001, 0.3
@@ -52,6 +55,7 @@ class EdgePolicy:
         self._level_seconds = 0.0
         self._gained, self._taken = 0.0, 0.0
         self._batch_size = 1.0
+        self._num_shapes = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -65,6 +69,9 @@ class EdgePolicy:
 
     def shape(self, largest: DraftShape) -> DraftShape:
         """The limits of the next tree, within those of ``largest``."""
+        self._num_shapes += 1
+        if self._num_shapes % PROBE == 2:
+            largest = replace(largest, nodes=max(1, largest.nodes // 4))
         rate = self.tokens_per_second
         if not rate:
             return largest

@@ -46,6 +46,17 @@ def test_on_a_busy_server_nodes_pay_for_all_who_wait() -> None:
     assert busy.min_reach == alone.min_reach
 
 
+def test_what_a_node_costs_is_found_out_however_much_is_drafted() -> None:
+    made = EdgePolicy()
+    for _ in range(64):
+        nodes = made.shape(LARGEST).nodes
+        made.drafted(8, 0.016)
+        made.exchanged(Exchange(nodes, 300, 4, 0.05 + 0.002 * nodes, 0.01 + 0.002 * nodes, 0.016))
+    shapes = [made.shape(LARGEST) for _ in range(8)]
+    assert sorted(shape.nodes for shape in shapes) == [16] + [64] * 7
+    assert shapes[0].min_probability == pytest.approx(made.tokens_per_second * 0.002, rel=0.1)
+
+
 def test_a_level_is_drafted_while_it_pays() -> None:
     made = policy(0.05, 1e9)
     rate = made.tokens_per_second
