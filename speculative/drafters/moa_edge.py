@@ -18,6 +18,8 @@ from speculative.drafters.tree_drafter import number, place
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 
+_EVERYWHERE = 2**62
+
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMemory:
@@ -59,7 +61,8 @@ class EdgeDrafter(MoATreeDrafter):
         if moa.entry is not None:
             memories = NewestMemory(num_slots, size, dtype=network.dtype, device=target.device)
         super().__init__(network, num_slots, length, shape, window, memories)
-        self._memory_ends = torch.zeros(num_slots, dtype=torch.long, device=target.device)
+        # Up to where memory has come in slots where something was foreseen; elsewhere it is never short.
+        self._memory_ends = torch.full((num_slots,), _EVERYWHERE, device=target.device)
 
     def pack(self) -> None:
         """Prepare the weights for inference, the LM head's included."""
@@ -79,15 +82,19 @@ class EdgeDrafter(MoATreeDrafter):
         self._memory_ends.scatter_reduce_(0, slots, positions + 1, "amax")
 
     def foresee(self, slot: int, first: int, token_ids: Many[int]) -> None:
-        """Keep SA's keys and values of tokens from position ``first`` on, of which memory has not come yet, or never will."""
+        """Keep SA's keys and values of tokens from position ``first`` on, of which memory has not come yet, or never will.
+
+        A slot in which something was foreseen is not moved to another.
+        """
         sa = self.caches[0]
+        self._memory_ends[slot].clamp_(max=first)
         tokens = torch.tensor(token_ids, dtype=torch.long, device=self.device)
         positions = torch.arange(first, first + len(tokens), device=self.device)
         sa.write(0, sa.flat_rows(torch.full_like(positions, slot), positions), self.network.of_tokens(tokens, positions))
 
     def forget(self, sequence: Sequence) -> None:
-        """The slot's memory is nobody's any more."""
-        self._memory_ends[sequence.slot] = 0
+        """What was foreseen in its slot is nobody's any more."""
+        self._memory_ends[sequence.slot] = _EVERYWHERE
 
     def memory_ends(self, lengths: Tensor) -> Tensor:
         """As far as memory has come."""

@@ -56,9 +56,23 @@ async def test_the_first_format_that_both_know_is_taken(server: Server) -> None:
     await connection.ended
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram"])
-async def test_without_memory_nobody_can_draft_elsewhere(make_engine: MakeEngine, drafter: str) -> None:
-    engine = AsyncEngine(lambda: make_engine(N0, drafter))
+async def test_of_a_target_alone_nothing_but_tokens_is_told(make_engine: MakeEngine) -> None:
+    engine = AsyncEngine(lambda: make_engine(N0, "none"))
+    await engine.start()
+    await engine.wait_ready()
+    connection = Server(engine).connect()
+    connection.tell(f.Hello((1,), engine.info.pair, ("int8",)))
+    welcome = await connection.hear(f.Welcome)
+    assert welcome.model.row_bytes == welcome.model.newest_bytes == 0
+    connection = Server(engine).connect()
+    connection.tell(f.Hello((1,), make_engine(N0, "moa").info.pair, ("int8",)))
+    error = await connection.hear(f.Error)
+    assert error.code == "wrong_model"
+    await engine.stop()
+
+
+async def test_without_memory_nobody_can_draft_elsewhere(make_engine: MakeEngine) -> None:
+    engine = AsyncEngine(lambda: make_engine(N0, "ngram"))
     await engine.start()
     connection = Server(engine).connect()
     connection.tell(f.Hello((1,), "", ("int8",)))
