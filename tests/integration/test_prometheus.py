@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real server: every panel and every alert finds what it asks for."""
+"""A real Prometheus scrapes a real server and an edge: every panel and every alert finds what it asks for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from websockets.sync.client import connect
 
+from speculative.edge_export import export_edge
 from tests.app.sessions.redis_server import redis_server
 from tests.app.test_dashboards import DASHBOARDS, PROMETHEUS, ROOT, table
 from tests.integration.conftest import Server, start_server, stop_server
@@ -65,13 +67,24 @@ def loaded() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def prometheus(loaded: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Prometheus with our alerts, scraping the server once a second; its URL."""
+def edge(loaded: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    bundle = tmp_path_factory.mktemp("bundle") / "edge"
+    export_edge("bundled", "bundled", bundle)
+    address = loaded.root_url.replace("http", "ws", 1)
+    server = start_server("--server", address, "--bundle", str(bundle), "--num-threads", "1", command="edge")
+    yield server
+    stop_server(server)
+
+
+@pytest.fixture(scope="module")
+def prometheus(loaded: Server, edge: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Prometheus with our alerts, scraping both once a second; its URL."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(PROMETHEUS / "alerts.yml")]
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [loaded.root_url.removeprefix("http://")]}]
+    targets = [each.root_url.removeprefix("http://") for each in (loaded, edge)]
+    config["scrape_configs"] = [{"job_name": "moaserve", "static_configs": [{"targets": targets}]}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -112,6 +125,13 @@ def respond(server: Server, **extra: Any) -> str:
     return str(answer.json()["id"])
 
 
+def confuse(server: Server) -> None:
+    """Tell a server what no edge would."""
+    with connect(server.root_url.replace("http", "ws", 1) + "/v1/speculative/sessions") as socket:
+        socket.send(b"?")
+        assert socket.recv(timeout=30)
+
+
 def samples(prometheus: str, expression: str) -> list[float]:
     """An expression's values now, with Grafana's variables set as on a dashboard; those that are no number are left out."""
     for name, value in {"model_name": ".*", "instance": ".*", "__rate_interval": "1m", "__range": "1h"}.items():
@@ -122,8 +142,8 @@ def samples(prometheus: str, expression: str) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def test_every_panel_and_alert_has_data_after_a_short_load(loaded: Server, prometheus: str) -> None:
-    until(lambda: samples(prometheus, "up") == [1.0], lambda: "Prometheus does not scrape the server")
+def test_every_panel_and_alert_has_data_after_a_short_load(loaded: Server, edge: Server, prometheus: str) -> None:
+    until(lambda: samples(prometheus, "up") == [1.0, 1.0], lambda: "Prometheus does not scrape server and edge")
 
     def empty() -> list[str]:
         return [name for name, query in QUERIES.items() if not samples(prometheus, query)]
@@ -133,6 +153,8 @@ def test_every_panel_and_alert_has_data_after_a_short_load(loaded: Server, prome
         assert ask(loaded) == 200
         assert ask(loaded, max_tokens=0) == 400
         respond(loaded, previous_response_id=respond(loaded))
+        assert ask(edge) == 200
+        confuse(loaded)
         return not empty()
 
     until(answered, empty)
@@ -142,15 +164,17 @@ def test_every_panel_and_alert_has_data_after_a_short_load(loaded: Server, prome
     assert firing == set()
 
 
-def test_dashboards_show_no_metric_that_the_server_does_not_tell(loaded: Server) -> None:
-    told = set(re.findall(r"^# TYPE (\w+) ", httpx.get(f"{loaded.root_url}/metrics").text, re.MULTILINE))
+def test_dashboards_show_no_metric_that_nobody_tells(loaded: Server, edge: Server) -> None:
+    text = "".join(httpx.get(f"{server.root_url}/metrics").text for server in (loaded, edge))
+    told = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
     shown = {name for query in QUERIES.values() for name in table.metrics_of(query, table.metrics())}
     assert len(shown) > 25
     assert {name for name in shown if not {name, f"{name}_total"} & told} == set()
 
 
-def test_grafanas_variables_find_the_model_and_the_server(loaded: Server, prometheus: str) -> None:
-    until(lambda: samples(prometheus, "moaserve_engine_up") == [1.0], lambda: "Prometheus does not scrape the server")
-    for label, value in (("model_name", "concierge"), ("instance", loaded.root_url.removeprefix("http://"))):
+def test_grafanas_variables_find_the_model_and_the_servers(loaded: Server, edge: Server, prometheus: str) -> None:
+    until(lambda: samples(prometheus, "moaserve_engine_up") == [1.0, 1.0], lambda: "Prometheus does not scrape server and edge")
+    instances = sorted(each.root_url.removeprefix("http://") for each in (loaded, edge))
+    for label, values in (("model_name", ["concierge"]), ("instance", instances)):
         answer = httpx.get(f"{prometheus}/api/v1/label/{label}/values", params={"match[]": "moaserve_engine_up"}).json()
-        assert answer["data"] == [value]
+        assert answer["data"] == values
