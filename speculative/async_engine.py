@@ -17,6 +17,7 @@ from speculative.config import EngineConfig, EngineStatus, ModelInfo, RemoteInfo
 from speculative.engine import Engine
 from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
 from speculative.request import FinishReason, Grammar, OfferedTree, Request, RequestOutput, RequestStats
+from speculative.waiting import set_within
 
 T = TypeVar("T")
 
@@ -79,11 +80,7 @@ class AsyncEngine:
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and wait up to ``timeout`` seconds for the running ones; True if all have ended."""
         self._draining = True
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout)
-        except asyncio.TimeoutError:
-            return False
-        return True
+        return await set_within(self._idle, timeout)
 
     @property
     def ready(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -78,7 +78,8 @@ def network(
       moaserve bench network --independent runs/independent --eagle runs/eagle2 --out results
     """
     links, crowded_over = _links(link), _links([clients_link])[0]
-    if transport not in ("auto", "namespaces", "relay"):
+    transports: dict[str, Literal["auto", "namespaces", "relay"]] = {"auto": "auto", "namespaces": "namespaces", "relay": "relay"}
+    if transport not in transports:
         options.fail(f"--transport must be auto, namespaces or relay, got {transport!r}", code=2)
     options.load_settings(model=model, drafter=drafter, dtype=dtype, compile=compile)
     import asyncio
@@ -95,7 +96,7 @@ def network(
         tokenizer = loading.load_tokenizer(model)
         selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=max_prompt_tokens, seed=seed)
     try:
-        chosen, reason = choose_transport(transport, [*links, crowded_over] if clients else links)  # type: ignore[arg-type]
+        chosen, reason = choose_transport(transports[transport], [*links, crowded_over] if clients else links)
     except NetworkError as error:
         options.fail(f"--transport {transport}: {error}")
     cores = Cores.split(usable_cores()) if pin else None

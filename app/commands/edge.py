@@ -99,20 +99,8 @@ def edge(
             rich_help_panel=DRAFTING,
         ),
     ] = None,
-    draft_temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="Below 1, the drafter's favourites count for more: deeper, narrower trees. (default: 1: as it was trained)",
-            rich_help_panel=DRAFTING,
-        ),
-    ] = None,
-    draft_lookup: Annotated[
-        int | None,
-        typer.Option(
-            help="Where the last so many tokens stand earlier in the text, draft what followed them there; 0: never. (default: 12)",
-            rich_help_panel=DRAFTING,
-        ),
-    ] = None,
+    draft_temperature: options.DraftTemperature = None,
+    draft_lookup: options.DraftLookup = None,
     api_key: http_options.ApiKey = None,
     api_key_file: http_options.ApiKeyFile = None,
     rate_limit: http_options.RateLimit = None,

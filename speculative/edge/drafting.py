@@ -241,8 +241,7 @@ class DrafterOfEach:
         self.of: dict[str, EdgeDrafter] = {}
 
     def extend(self, verified: object, target_cache: KVCache) -> None:
-        """Memory comes from elsewhere."""
-        raise NotImplementedError
+        """Nothing to note: memory comes from elsewhere, to each text's own drafter (`EdgeText.remember`)."""
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """As in Drafter, of one sequence."""

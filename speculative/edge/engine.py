@@ -27,6 +27,7 @@ from speculative.remote.frames import Hello
 from speculative.remote.protocol import VERSION
 from speculative.request import Grammar, Request, RequestOutput
 from speculative.validation import check_request
+from speculative.waiting import set_within
 
 logger = logging.getLogger("moaserve.edge")
 
@@ -78,11 +79,7 @@ class EdgeEngine:
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and wait up to ``timeout`` seconds for the running ones; True if all have ended."""
         self._draining = True
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout)
-        except asyncio.TimeoutError:
-            return False
-        return True
+        return await set_within(self._idle, timeout)
 
     @property
     def ready(self) -> bool:

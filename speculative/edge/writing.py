@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
+from speculative.config import MEMORY_FORMATS, MemoryFormat
 from speculative.edge.config import Offline
 from speculative.edge.connection import Channel, ConnectionLostError
 from speculative.edge.drafting import Drafted, EdgeModel, EdgeText
@@ -115,7 +116,7 @@ class Writing:
     async def _converse(self, channel: Channel) -> None:
         """The text on one connection, until it ends or that is lost."""
         session, welcome = self._session, channel.connection.welcome
-        codec = self._place.model.codec(welcome.format)  # type: ignore[arg-type]  # one of those that hello named
+        codec = self._place.model.codec(_known(welcome.format))
         if codec.bytes_per_token != welcome.model.row_bytes or codec.newest_bytes != welcome.model.newest_bytes:
             raise SessionFault(f"a row of {welcome.format} memory has {codec.bytes_per_token} bytes here")
         if session.resume_token is None:
@@ -323,6 +324,13 @@ class Writing:
             completion_tokens=written,
             edge=EdgeStats(self._num_results, sent, received, self._num_offline, self._num_corrected),
         )
+
+
+def _known(format: str) -> MemoryFormat:
+    for each in MEMORY_FORMATS:
+        if each == format:
+            return each
+    raise SessionFault(f"memory format {format!r} was not asked for")
 
 
 def _alike(one: Sequence[object], other: Sequence[object]) -> int:
