@@ -46,6 +46,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	! git grep -nE '^(<{7}|>{7}) '
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m app.commands.reference > docs/configuration.md

@@ -77,6 +77,7 @@ class Edge(BaseModel):
     """What a response made on an edge has cost its network, and what was written there without a server."""
 
     num_server_calls: int
+    num_calls_ahead: int
     bytes_sent: int
     bytes_received: int
     offline_tokens: int

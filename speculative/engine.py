@@ -194,8 +194,8 @@ class Engine:
             hidden = self._read(chunk)
             if chunk.last:
                 self.prefixes.keep(chunk.sequence)
-                outputs.append(self._with_memory(chunk.sequence, self._first_token(chunk.sequence, hidden[-1:])))
-            elif self.memory is not None and (memory := self.memory.read(chunk.sequence)):
+                outputs += self._with_memory([chunk.sequence], [self._first_token(chunk.sequence, hidden[-1:])])
+            elif self.memory is not None and (memory := self.memory.read([chunk.sequence])[0]):
                 outputs.append(chunk.sequence.reading(memory))
         self._release_ended()
         return outputs
@@ -283,17 +283,21 @@ class Engine:
             sequence.num_target_calls += 1
             sequence.offered = None
             sequence.num_computed += len(acceptance.tokens)
-            output = sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids)
-            outputs.append(self._with_memory(sequence, output, len(batch)))
+            outputs.append(sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids))
+        outputs = self._with_memory(batch, outputs)
         self._release_ended()
         return outputs
 
-    def _with_memory(self, sequence: Sequence, output: RequestOutput, batch_size: int = 1) -> RequestOutput:
+    def _with_memory(self, batch: list[Sequence], outputs: list[RequestOutput]) -> list[RequestOutput]:
         """With what whoever drafts for a text elsewhere needs to go on."""
-        if not sequence.request.remote:
-            return output
-        memory = self.memory.read(sequence) if self.memory is not None and sequence.finish_reason is None else None
-        return replace(output, memory=memory, batch_size=batch_size)
+        remote = {index: each for index, each in enumerate(batch) if each.request.remote}
+        going_on = {index: each for index, each in remote.items() if each.finish_reason is None}
+        told = self.memory.read(list(going_on.values())) if self.memory is not None else [None] * len(going_on)
+        memories = dict(zip(going_on, told, strict=True))
+        return [
+            replace(output, memory=memories.get(index), batch_size=len(batch)) if index in remote else output
+            for index, output in enumerate(outputs)
+        ]
 
     def _finish(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:
         self._release(sequence)

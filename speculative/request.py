@@ -163,10 +163,12 @@ class TokenLogprob:
 class EdgeStats:
     """What a text on an edge has cost its network so far: results of the server's, and bytes of their frames.
 
+    ``num_calls_ahead`` of the calls were made before the one before them was answered: nobody waited a round trip for them.
     ``offline_tokens`` were written by the drafter alone; in the place of ``corrected_tokens`` of these the server has put others.
     """
 
     num_server_calls: int = 0
+    num_calls_ahead: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     offline_tokens: int = 0

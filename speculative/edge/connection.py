@@ -207,6 +207,11 @@ class Channel:
         self._begun = True
         self.bytes_sent += self.connection.send(frame)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether ``receive`` would not wait."""
+        return not self._frames.empty()
+
     async def receive(self) -> ServerFrame:
         """The next frame; raises ConnectionLostError after the last."""
         frame = await self._frames.get()

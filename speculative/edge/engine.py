@@ -9,10 +9,8 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,8 +18,9 @@ from speculative.config import MEMORY_FORMATS, EdgeStatus, EngineStatus, ModelIn
 from speculative.edge.config import EdgeConfig
 from speculative.edge.drafting import EdgeModel
 from speculative.edge.link import Link
+from speculative.edge.place import Tally, Worker, Workplace
 from speculative.edge.policy import EdgePolicy
-from speculative.edge.writing import Tally, Workplace, Writing
+from speculative.edge.writing import Writing
 from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, InvalidRequestError
 from speculative.remote.frames import Hello
 from speculative.remote.protocol import VERSION
@@ -43,7 +42,7 @@ class EdgeEngine:
         self._model: EdgeModel | None = None
         self._load_error: EngineError | None = None
         self._place: Workplace | None = None
-        self._worker = _Worker()
+        self._worker = Worker()
         self._ready = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -184,7 +183,7 @@ class EdgeEngine:
                     # The drafter adds the noise that the target is sampled with.
                     request = replace(request, params=replace(params, seed=secrets.randbits(63)))
                 length = self.info.max_model_len
-                text = await place.compute(lambda: place.model.begin(request, length))
+                text = await place.worker.compute(lambda: place.model.begin(request, length))
                 text.sequence.arrival_time = arrival
                 try:
                     await Writing(place, request, text, outputs.put_nowait).run()
@@ -274,23 +273,3 @@ class _Turns:
             if not future.done():
                 return future.set_result(None)
         self._free += 1
-
-
-class _Worker(ThreadPoolExecutor):
-    """One thread, of which one can tell how long it has been at its work."""
-
-    def __init__(self) -> None:
-        super().__init__(1, "moaserve-edge")
-        self.busy_since: float | None = None
-
-    def submit(self, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        """As in Executor."""
-
-        def timed() -> Any:
-            self.busy_since = time.monotonic()
-            try:
-                return work(*arguments, **options)
-            finally:
-                self.busy_since = None
-
-        return super().submit(timed)

@@ -22,17 +22,14 @@ _LEAST_PROBABILITY, _MOST_PROBABILITY = 0.001, 0.3
 class Exchange:
     """A tree's way to the server and back.
 
-    The tree had ``nodes``, frames both ways ``num_bytes``, and ``gained`` tokens came of it. From sending it to its result
-    ``waited`` seconds went by, of which ``server_seconds`` at the server; ``drafting`` seconds had gone before. The server's pass
-    was shared by ``batch_size`` texts.
+    The tree had ``nodes``, frames both ways ``num_bytes``. From sending it to its result ``waited`` seconds went by, of which
+    ``server_seconds`` at the server, whose pass was shared by ``batch_size`` texts.
     """
 
     nodes: int
     num_bytes: int
-    gained: int
     waited: float
     server_seconds: float
-    drafting: float
     batch_size: int = 1
 
 
@@ -48,6 +45,9 @@ class EdgePolicy:
 
     The longer the way, the lower the rate, and the more is worth trying: down a slow line with a fast server trees become large,
     up to what the server takes; the busier the server, the smaller. Breadth stays as it is given: a level's few rows cost the same.
+
+    While a tree is under way there may be time to draft what could follow it (``ahead``): as much as may be, since nobody waits
+    for it and it costs the server nothing unless the text goes that way.
     """
 
     def __init__(self) -> None:
@@ -55,6 +55,7 @@ class EdgePolicy:
         self._level_seconds = 0.0
         self._gained, self._taken = 0.0, 0.0
         self._batch_size = 1.0
+        self._waited = 0.0
         self._num_shapes = 0
 
     @property
@@ -82,6 +83,15 @@ class EdgePolicy:
             min_probability=_between(_LEAST_PROBABILITY, rate * node_seconds, _MOST_PROBABILITY),
         )
 
+    def ahead(self, largest: DraftShape) -> DraftShape | None:
+        """Limits of what is drafted while a tree is under way; None where there is no time for it, or that is not known yet."""
+        if self._level_seconds * largest.depth >= self._waited:
+            return None
+        probability = self.tokens_per_second * NODE_BYTES * self._network.slope
+        return replace(
+            largest, min_reach=_LEAST_REACH, min_probability=_between(_LEAST_PROBABILITY, probability, _MOST_PROBABILITY)
+        )
+
     def drafted(self, depth: int, seconds: float) -> None:
         """A tree of so many levels took so long."""
         if depth:
@@ -89,13 +99,18 @@ class EdgePolicy:
             self._level_seconds += (each - self._level_seconds) * (_WEIGHT if self._level_seconds else 1.0)
 
     def exchanged(self, exchange: Exchange) -> None:
-        """A tree was verified."""
+        """A tree was verified that nothing else was under way with."""
         self._network.add(exchange.num_bytes, max(0.0, exchange.waited - exchange.server_seconds))
         self._server.add(exchange.nodes, exchange.server_seconds)
-        weight = _WEIGHT if self._taken else 1.0
+        weight = _WEIGHT if self._waited else 1.0
         self._batch_size += weight * (max(1, exchange.batch_size) - self._batch_size)
-        self._gained += weight * (exchange.gained - self._gained)
-        self._taken += weight * (exchange.drafting + exchange.waited - self._taken)
+        self._waited += weight * (exchange.waited - self._waited)
+
+    def gained(self, count: int, seconds: float) -> None:
+        """A text had ``count`` tokens more, ``seconds`` after what it had before."""
+        weight = _WEIGHT if self._taken else 1.0
+        self._gained += weight * (count - self._gained)
+        self._taken += weight * (seconds - self._taken)
 
 
 def _between(least: float, value: float, most: float) -> float:

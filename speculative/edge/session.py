@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from speculative.errors import EngineError
 from speculative.remote.frames import Logprob, Memory, Open, Opened, Result, Resume, Sampling, Stats, Verify
+from speculative.remote.grafting import graft
 from speculative.remote.packing import pack_rows, pack_tokens, unpack_rows, unpack_tokens
 from speculative.request import FinishReason, OfferedTree, Request, TokenLogprob
 
@@ -48,7 +49,7 @@ class Session:
 
     ``tokens`` are prompt and output, as the server has told them, ``num_characters`` those of the output's text. There is memory up
     to position ``memory_end``; ``rows`` is what nobody has taken of it yet. ``step`` is the last tree that was sent, ``unanswered``
-    those without a result: their steps and numbers of nodes. ``num_given`` tokens were there when it was opened, and the server had
+    those without a result, with their steps. ``num_given`` tokens were there when it was opened, and the server had
     ``server_length`` when it was begun on this connection.
     """
 
@@ -61,7 +62,7 @@ class Session:
     resume_token: bytes | None = None
     opened: bool = False
     step: int = 0
-    unanswered: deque[tuple[int, int]] = field(default_factory=deque)
+    unanswered: deque[tuple[int, OfferedTree]] = field(default_factory=deque)
     num_given: int = 0
     server_length: int = 0
     may_skip: bool = True
@@ -158,8 +159,9 @@ class Session:
         if frame.step > self.step:
             raise SessionFault(f"step {frame.step} is answered, and {self.step} was the last")
         while self.unanswered and self.unanswered[0][0] <= frame.step:
-            step, size = self.unanswered.popleft()
-            drafted = size if step == frame.step else 0
+            step, tree = self.unanswered.popleft()
+            left = self._left(tree) if step == frame.step and tokens else None
+            drafted = 0 if left is None else len(left.tokens)
         accepted = len(unpack_rows(frame.accepted))
         self.tokens += tokens
         self.num_characters += len(frame.text_delta)
@@ -177,25 +179,43 @@ class Session:
             frame.stats,
         )
 
-    def wants_tree(self) -> bool:
-        """Whether the text goes on as soon as a tree comes, and it can be drafted: all that was gained is known here."""
+    def can_draft(self, in_flight: int) -> bool:
+        """Whether all that was gained is known here, so that a tree can be drafted, and the server, which takes ``in_flight``
+        trees at once, has room for it.
+        """
         begun = len(self.tokens) > self.num_given and len(self.tokens) >= self.server_length
         remembered = not self.request.params.speculative or not self.row_bytes or self.memory_end == len(self.tokens) - 1
-        return self.opened and begun and remembered and not self.unanswered and self.finish_reason is None
+        return self.opened and begun and remembered and self.finish_reason is None and len(self.unanswered) < in_flight
+
+    def under_way(self) -> list[OfferedTree]:
+        """What is left of the trees that wait for a result: those that what has come since leaves as they are, or cuts.
+
+        The first of them is what the server verifies now; what comes of it may leave nothing of the others.
+        """
+        return [left for _, tree in self.unanswered if (left := self._left(tree)) is not None]
+
+    def _left(self, tree: OfferedTree) -> OfferedTree | None:
+        """As the server sees it: a tree moved to the text's end, or None if the text has left it."""
+        left = graft(tree.tokens, tree.parents, self.tokens[tree.length :])
+        return None if left is None else OfferedTree(len(self.tokens), left.tokens, left.parents)
 
     def verify(self, number: int, tree: OfferedTree) -> Verify:
         """The next step."""
         self.step += 1
-        self.unanswered.append((self.step, len(tree.tokens)))
+        self.unanswered.append((self.step, tree))
         parents = b"" if tree.is_chain else pack_rows(tree.parents)
         return Verify(number, self.step, tree.length, pack_tokens(tree.tokens), parents)
 
-    def refused(self, step: int | None) -> None:
-        """The server has not verified a tree, whose step is free again."""
-        if step != self.step or not self.unanswered:
-            raise SessionFault(f"step {step} is refused, and {self.step} was the last")
-        self.unanswered.pop()
-        self.step -= 1
+    def refused(self, step: int) -> bool:
+        """The server has not verified a tree, whose step is free again; False if that is known, as one before it was refused."""
+        if step > self.step:
+            return False
+        if not any(step == each for each, _ in self.unanswered):
+            raise SessionFault(f"step {step} is refused, and was answered before")
+        while self.step >= step:  # what was sent after it comes out of order
+            self.unanswered.pop()
+            self.step -= 1
+        return True
 
 
 def _logprobs(told: tuple[Logprob, ...] | None) -> tuple[TokenLogprob, ...] | None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from speculative.config import MEMORY_FORMATS, MemoryFormat
-from speculative.edge.config import Offline
 from speculative.edge.connection import Channel, ConnectionLostError
-from speculative.edge.drafting import Drafted, EdgeModel, EdgeText
-from speculative.edge.link import Link
-from speculative.edge.policy import EdgePolicy, Exchange
+from speculative.edge.drafting import Drafted, EdgeText
+from speculative.edge.following import follow_up
+from speculative.edge.place import Workplace
+from speculative.edge.policy import Exchange
+from speculative.edge.published import News, Published
 from speculative.edge.session import Gain, Rows, Session, SessionFault
 from speculative.errors import (
     ContextLengthError,
@@ -26,43 +26,12 @@ from speculative.errors import (
 from speculative.policy import DraftShape
 from speculative.remote.frames import Closed, Error, Memory, Opened, Result
 from speculative.remote.memory_codec import MemoryCodec
-from speculative.request import EdgeStats, OfferedTree, Request, RequestOutput, RequestStats, Written
-
-T = TypeVar("T")
+from speculative.request import EdgeStats, OfferedTree, Request, RequestOutput, RequestStats
 
 RETRIES = 8
 """How often in a row a server may refuse a text that it might take later, or fail at it, before the text fails."""
 
 RETRY_S, MOST_RETRY_S = 0.1, 5.0
-
-
-@dataclass(slots=True)
-class Tally:
-    """What an edge has done so far, all its texts together."""
-
-    num_steps: int = 0
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    latest: DraftShape | None = None
-    offline_tokens: int = 0
-    corrected_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """What all texts of an edge share. They wait ``patience`` seconds for a lost connection, and then do what ``offline`` says."""
-
-    link: Link
-    model: EdgeModel
-    worker: ThreadPoolExecutor
-    policy: EdgePolicy
-    tally: Tally
-    patience: float
-    offline: Offline
-
-    async def compute(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in the one thread that computes."""
-        return await asyncio.get_running_loop().run_in_executor(self.worker, work)
 
 
 class _BeginAnewError(Exception):
@@ -71,11 +40,12 @@ class _BeginAnewError(Exception):
 
 @dataclass(slots=True)
 class _Sent:
-    """The tree that is under way."""
+    """A tree that is under way: when it was sent, and what the channel had carried by then; ``ahead`` of another's result."""
 
     at: float
-    drafted: Drafted
-    bytes_before: int
+    num_bytes: int
+    received_before: int
+    ahead: bool
 
 
 class Writing:
@@ -84,16 +54,15 @@ class Writing:
     def __init__(self, place: Workplace, request: Request, text: EdgeText, publish: Callable[[RequestOutput], None]) -> None:
         self._place, self._request, self._text, self._publish = place, request, text, publish
         self._session = Session(request)
-        self._sent: _Sent | None = None
-        self._num_results = 0
+        self._published = Published()
+        self._sent: dict[int, _Sent] = {}
+        self._advanced_at: float | None = None
+        self._looked_ahead = (0, 0)
+        self._num_results = self._num_ahead = 0
         self._target_calls_before = self._target_calls = 0
         self._bytes_before = (0, 0)
         self._channel: Channel | None = None
         self._failures = 0
-        # What was published, and what of it nobody has verified: the last tokens.
-        self._told, self._verified = "", ""
-        self._ahead: list[int] = []
-        self._num_offline = self._num_corrected = 0
 
     async def run(self) -> None:
         """Return when the text has ended; raises EngineError where it cannot."""
@@ -126,7 +95,7 @@ class Writing:
             self._text.rewind(session.tokens, session.memory_end)
         channel.send(opening)
         while session.finish_reason is None:
-            if session.wants_tree():
+            if session.can_draft(welcome.limits.in_flight):
                 await self._draft(channel, codec)
             match await channel.receive():
                 case Opened() as frame:
@@ -152,27 +121,52 @@ class Writing:
     async def _remember(self, codec: MemoryCodec) -> None:
         """Take what has come of memory while there is nothing else to do."""
         if rows := self._session.take_rows():
-            await self._place.compute(lambda: self._text.remember(rows, codec))
+            await self._place.worker.compute(lambda: self._text.remember(rows, codec))
 
     async def _draft(self, channel: Channel, codec: MemoryCodec) -> None:
-        """Send the next tree."""
-        place, limits, rows = self._place, channel.connection.limits, self._session.take_rows()
+        """Send the next tree, and, while that is under way, what may follow it."""
+        place, session, limits = self._place, self._session, channel.connection.limits
         largest = place.model.largest
-        shape = place.policy.shape(replace(largest, nodes=min(largest.nodes, limits.tree_nodes)))
-        drafted = await place.compute(lambda: self._drafted(rows, codec, shape, limits.chain_nodes))
-        if not self._ahead:
-            place.policy.drafted(drafted.depth, drafted.seconds)
-        place.tally.draft_seconds += drafted.seconds
-        place.tally.latest = shape
-        self._sent = _Sent(time.monotonic(), drafted, channel.bytes_sent + channel.bytes_received)
-        channel.send(self._session.verify(channel.number, drafted.tree))
+        if not session.under_way():
+            shape = place.policy.shape(replace(largest, nodes=min(largest.nodes, limits.tree_nodes)))
+            drafted = await self._drafted(codec, shape, limits.chain_nodes)
+            place.tally.latest = shape
+            self._send(channel, drafted.tree, ahead=False)
+        if (ahead := place.policy.ahead(largest)) is None or not self._may_look_ahead(channel):
+            return
+        self._looked_ahead = (session.step, len(session.tokens))
+        (first,) = session.under_way()
+        drafted = await self._drafted(codec, ahead, limits.chain_nodes)
+        following = follow_up(first, drafted.tree, limits.tree_nodes)
+        if following is not None and not channel.has_news:
+            self._send(channel, following, ahead=True)
 
-    def _drafted(self, rows: list[Rows], codec: MemoryCodec, shape: DraftShape, chain_nodes: int) -> Drafted:
+    def _may_look_ahead(self, channel: Channel) -> bool:
+        """Whether there is one tree to follow, for the first time, and nothing better to do."""
+        session, idle = self._session, self._place.worker.is_idle and not channel.has_news
+        news = self._looked_ahead != (session.step, len(session.tokens)) and not self._published.ahead
+        room = session.can_draft(channel.connection.limits.in_flight) and len(session.under_way()) == 1
+        return idle and news and room and self._request.params.speculative
+
+    async def _drafted(self, codec: MemoryCodec, shape: DraftShape, chain_nodes: int) -> Drafted:
+        """A tree behind the text; or what was written alone, as a chain."""
+        place, rows = self._place, self._session.take_rows()
+        drafted = await place.worker.compute(lambda: self._draft_now(rows, codec, shape, chain_nodes))
+        place.policy.drafted(drafted.depth, drafted.seconds)
+        place.tally.draft_seconds += drafted.seconds
+        return drafted
+
+    def _draft_now(self, rows: list[Rows], codec: MemoryCodec, shape: DraftShape, chain_nodes: int) -> Drafted:
         self._text.remember(rows, codec)
-        if self._ahead:
-            chain = tuple(self._ahead[: min(chain_nodes, self._text.room)])
+        if ahead := self._published.ahead:
+            chain = tuple(ahead[: min(chain_nodes, self._text.room)])
             return Drafted(OfferedTree(len(self._session.tokens), chain, tuple(range(len(chain)))), 0, 0.0)
         return self._text.draft(shape, chain_nodes)
+
+    def _send(self, channel: Channel, tree: OfferedTree, *, ahead: bool) -> None:
+        carried = channel.bytes_sent
+        channel.send(self._session.verify(channel.number, tree))
+        self._sent[self._session.step] = _Sent(time.monotonic(), channel.bytes_sent - carried, channel.bytes_received, ahead)
 
     def _take(self, frame: Result, channel: Channel) -> None:
         """Publish what a step has brought."""
@@ -181,66 +175,44 @@ class Writing:
             self._session.forget()
             self._failed(f"the server has ended the session: {frame.finish_reason}")
             raise _BeginAnewError
-        gain = self._session.take_result(frame)
+        session, published = self._session, self._published
+        gain = session.take_result(frame)
         if gain.tokens:
             self._failures = 0
-        self._num_results += 1
+            self._num_results += 1
         self._target_calls = gain.stats.num_target_calls
-        self._measure(gain, channel)
+        self._measure(frame.step, gain, channel)
         self._text.take(gain)
-        self._verified += gain.text
-        if self._ahead:
-            self._compare(gain)
-            return
-        self._told += gain.text
-        self._publish(self._output(gain, gain.tokens, gain.text))
+        corrected = published.num_corrected
+        news = published.take(gain, len(session.output), revise=self._place.offline == "correct" and self._request.revisable)
+        self._place.tally.corrected_tokens += published.num_corrected - corrected
+        if news is None:
+            self._keep(gain)
+        else:
+            self._publish(self._output(gain, news))
 
-    def _output(self, gain: Gain, tokens: tuple[int, ...], text: str, written: Written | None = None) -> RequestOutput:
+    def _keep(self, gain: Gain) -> NoReturn:
+        """What the drafter wrote alone stays, and the server goes on from there."""
+        session, told = self._session, len(self._published.told)
+        session.go_on_with([*session.tokens[: len(session.tokens) - len(gain.tokens)], *self._published.keep()], told)
+        session.finish_reason = None
+        self._text.rewind(session.tokens, session.memory_end)
+        raise _BeginAnewError
+
+    def _output(self, gain: Gain, news: News) -> RequestOutput:
         """What a gain has to tell beyond what was told."""
-        logprobs = None if gain.logprobs is None else gain.logprobs[len(gain.tokens) - len(tokens) :]
-        accepted = max(0, gain.num_accepted - (len(gain.tokens) - len(tokens)))
+        known = len(gain.tokens) - len(news.tokens)
         return RequestOutput(
             self._request.request_id,
-            tokens,
-            text,
+            news.tokens,
+            news.text,
             gain.finish_reason,
             self.stats(),
-            logprobs,
+            None if gain.logprobs is None else gain.logprobs[known:],
             gain.prompt_logprobs,
-            accepted,
-            written=written,
+            max(0, gain.num_accepted - known),
+            written=news.written,
         )
-
-    def _compare(self, gain: Gain) -> None:
-        """Hold what the drafter wrote alone against what the server says, and publish what is not known yet."""
-        same = _alike(self._ahead, gain.tokens)
-        ends_early = gain.finish_reason is not None and len(gain.tokens) < len(self._ahead)
-        count = min(len(self._ahead), len(gain.tokens))
-        if same == count and not ends_early:
-            self._ahead = self._ahead[count:]
-            new = self._verified[len(self._told) :] if not self._ahead else ""
-            self._told += new
-            self._publish(self._output(gain, gain.tokens[count:], new))
-            return
-        if not self._may_revise:
-            # It stays, and the server goes on from there.
-            session, kept = self._session, len(self._session.tokens) - len(gain.tokens)
-            session.go_on_with([*session.tokens[:kept], *self._ahead], len(self._told))
-            session.finish_reason = None
-            self._verified, self._ahead = self._told, []
-            self._text.rewind(session.tokens, session.memory_end)
-            raise _BeginAnewError
-        dropped = len(self._ahead) - same
-        self._num_corrected += dropped
-        self._place.tally.corrected_tokens += dropped
-        place = len(self._session.output) - len(gain.tokens) + same
-        character = _alike(self._told, self._verified)
-        self._ahead, self._told = [], self._verified
-        self._publish(self._output(gain, gain.tokens[same:], self._told[character:], Written(False, place, character)))
-
-    @property
-    def _may_revise(self) -> bool:
-        return self._place.offline == "correct" and self._request.revisable
 
     async def _alone(self) -> None:
         """Let the drafter write on until the server is back or the text has ended; raises ServerUnreachableError if it may not."""
@@ -248,39 +220,42 @@ class Writing:
         unknown = self._request.params.prompt_logprobs is not None and not session.told_prompt_logprobs
         if place.offline == "stop" or not self._request.params.speculative or unknown:
             raise place.link.problem or ServerUnreachableError("cut off from the server")
-        tokens = [*session.tokens, *self._ahead]
-        await place.compute(lambda: self._text.rewind(tokens, min(session.memory_end, len(session.tokens))))
+        tokens = [*session.tokens, *self._published.ahead]
+        await place.worker.compute(lambda: self._text.rewind(tokens, min(session.memory_end, len(session.tokens))))
         while not place.link.up and session.finish_reason is None:
-            output = await place.compute(self._text.write_alone)
-            self._ahead += output.new_token_ids
-            self._told += output.text_delta
-            self._num_offline += len(output.new_token_ids)
+            output = await place.worker.compute(self._text.write_alone)
+            self._published.write_alone(output)
             place.tally.offline_tokens += len(output.new_token_ids)
             session.finish_reason = output.finish_reason
             self._publish(replace(output, stats=self.stats()))
 
-    def _measure(self, gain: Gain, channel: Channel) -> None:
-        sent, self._sent = self._sent, None
+    def _measure(self, step: int, gain: Gain, channel: Channel) -> None:
+        now, before = time.monotonic(), self._advanced_at
+        sent = self._sent.pop(step, None)
+        if not gain.tokens:
+            return  # the text went on elsewhere
+        self._advanced_at = now
         if sent is None:
             return
-        waited = time.monotonic() - sent.at
-        tally = self._place.tally
-        tally.num_steps += 1
-        tally.verify_seconds += waited
-        num_bytes = channel.bytes_sent + channel.bytes_received - sent.bytes_before
-        nodes, stats = len(sent.drafted.tree.tokens), gain.stats
-        self._place.policy.exchanged(
-            Exchange(nodes, num_bytes, len(gain.tokens), waited, stats.server_seconds, sent.drafted.seconds, stats.batch_size)
-        )
+        place, stats = self._place, gain.stats
+        place.tally.num_steps += 1
+        place.tally.verify_seconds += now - max(sent.at, before or 0.0)
+        if before is not None and not self._published.ahead:
+            place.policy.gained(len(gain.tokens), now - before)
+        if sent.ahead:
+            self._num_ahead += 1
+            return
+        num_bytes = sent.num_bytes + channel.bytes_received - sent.received_before
+        place.policy.exchanged(Exchange(gain.drafted, num_bytes, now - sent.at, stats.server_seconds, stats.batch_size))
 
     async def _refused(self, error: Error) -> None:
         """What the server says is wrong with the session or with a tree of it."""
         session = self._session
         if error.step is not None:
-            session.refused(error.step)
-            self._failed(f"the server refuses a tree: {error.message}")
-            if session.wants_tree() and self._channel is not None:  # anything but the same again
-                self._channel.send(session.verify(self._channel.number, OfferedTree(len(session.tokens))))
+            if session.refused(error.step) and self._channel is not None:
+                self._failed(f"the server refuses a tree: {error.message}")
+                if not session.under_way():  # anything but the same again
+                    self._send(self._channel, OfferedTree(len(session.tokens)), ahead=False)
             return
         session.forget()
         if error.code == "context_length":
@@ -309,7 +284,8 @@ class Writing:
         """A connection is done with; what it carried counts."""
         if (channel := self._channel) is not None:
             self._bytes_before = (self._bytes_before[0] + channel.bytes_sent, self._bytes_before[1] + channel.bytes_received)
-        self._channel, self._sent = None, None
+        self._channel, self._advanced_at = None, None
+        self._sent.clear()
 
     def stats(self) -> RequestStats:
         """What the text has cost and gained so far."""
@@ -318,11 +294,12 @@ class Writing:
             sent, received = sent + self._channel.bytes_sent, received + self._channel.bytes_received
         sequence = self._text.sequence
         sequence.num_target_calls = self._target_calls_before + self._target_calls
-        written = len(self._session.output) + len(self._ahead)
+        published = self._published
+        written = len(self._session.output) + len(published.ahead)
         return replace(
             sequence.stats(),
             completion_tokens=written,
-            edge=EdgeStats(self._num_results, sent, received, self._num_offline, self._num_corrected),
+            edge=EdgeStats(self._num_results, self._num_ahead, sent, received, published.num_offline, published.num_corrected),
         )
 
 
@@ -331,8 +308,3 @@ def _known(format: str) -> MemoryFormat:
         if each == format:
             return each
     raise SessionFault(f"memory format {format!r} was not asked for")
-
-
-def _alike(one: Sequence[object], other: Sequence[object]) -> int:
-    """Length of the longest beginning that both have."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+
+import torch
+
 from speculative.config import MEMORY_FORMATS, MemoryFormat
 from speculative.drafters.base import Drafter, window_start
 from speculative.drafters.eagle import EagleDrafter
@@ -37,19 +42,35 @@ class MemoryReader:
             return dict.fromkeys(MEMORY_FORMATS, (0, 0))
         return {format: (codec.bytes_per_token, codec.newest_bytes) for format, codec in self._codecs.items()}
 
-    def read(self, sequence: Sequence) -> Memory | None:
-        """What is known of a text and has not been read before; None for a request that wants no memory."""
-        wanted = sequence.request.memory
-        if wanted is None or self._drafter is None:
-            return None
-        first = max(sequence.memory_end, sequence.request.memory_from, window_start(sequence, self._drafter.window))
-        if first >= sequence.num_computed:
-            return None
-        rows, newest = self._drafter.memory(sequence.slot, first, sequence.num_computed)
-        sequence.memory_end = sequence.num_computed
-        codec = self._codecs[wanted]
-        last = codec.newest.encode(newest) if codec.newest is not None and newest is not None else b""
-        return Memory(first, codec.rows.encode(rows), last)
+    def read(self, sequences: Many[Sequence]) -> list[Memory | None]:
+        """What is known of each text and has not been read before; None for a request that wants no memory, or nothing new."""
+        told: list[Memory | None] = [None] * len(sequences)
+        by_format: dict[MemoryFormat, list[tuple[int, Sequence, int]]] = {}
+        for index, sequence in enumerate(sequences):
+            wanted = sequence.request.memory
+            if wanted is not None and self._drafter is not None:
+                first = max(sequence.memory_end, sequence.request.memory_from, window_start(sequence, self._drafter.window))
+                if first < sequence.num_computed:
+                    by_format.setdefault(wanted, []).append((index, sequence, first))
+        for format, wanting in by_format.items():
+            for (index, sequence, first), (rows, newest) in zip(wanting, self._encoded(format, wanting), strict=True):
+                told[index] = Memory(first, rows, newest)
+                sequence.memory_end = sequence.num_computed
+        return told
+
+    def _encoded(self, format: MemoryFormat, wanting: list[tuple[int, Sequence, int]]) -> Iterator[tuple[bytes, bytes]]:
+        """Rows and newest memory of several texts; encoded all at once, as each operation costs more than what it computes."""
+        assert self._drafter is not None
+        codec, drafter = self._codecs[format], self._drafter
+        parts = [drafter.memory(sequence.slot, first, sequence.num_computed) for _, sequence, first in wanting]
+        encoded = codec.rows.encode(torch.cat([rows for rows, _ in parts]))
+        newest = [last for _, last in parts if last is not None]
+        last = codec.newest.encode(torch.cat(newest)) if codec.newest is not None and newest else b""
+        at = 0
+        for number, (rows, _) in enumerate(parts):
+            size = len(rows) * codec.bytes_per_token
+            yield encoded[at : at + size], last[number * codec.newest_bytes : (number + 1) * codec.newest_bytes]
+            at += size
 
 
 def _codec(drafter: MoADrafter | EagleDrafter, format: MemoryFormat) -> MemoryCodec:

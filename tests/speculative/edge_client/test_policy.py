@@ -19,7 +19,8 @@ def policy(round_trip: float, bytes_per_second: float, per_node: float = 0.0005,
         server = 0.01 + per_node * nodes
         made.drafted(8, 0.016)
         waited = round_trip + size / bytes_per_second + server
-        made.exchanged(Exchange(nodes, size, 4, waited, server, 0.016, batch_size))
+        made.exchanged(Exchange(nodes, size, waited, server, batch_size))
+        made.gained(4, 0.016 + waited)
     return made
 
 
@@ -51,7 +52,8 @@ def test_what_a_node_costs_is_found_out_however_much_is_drafted() -> None:
     for _ in range(64):
         nodes = made.shape(LARGEST).nodes
         made.drafted(8, 0.016)
-        made.exchanged(Exchange(nodes, 300, 4, 0.05 + 0.002 * nodes, 0.01 + 0.002 * nodes, 0.016))
+        made.exchanged(Exchange(nodes, 300, 0.05 + 0.002 * nodes, 0.01 + 0.002 * nodes))
+        made.gained(4, 0.066 + 0.002 * nodes)
     shapes = [made.shape(LARGEST) for _ in range(8)]
     assert sorted(shape.nodes for shape in shapes) == [16] + [64] * 7
     assert shapes[0].min_probability == pytest.approx(made.tokens_per_second * 0.002, rel=0.1)
@@ -63,6 +65,15 @@ def test_a_level_is_drafted_while_it_pays() -> None:
     assert rate == pytest.approx(4 / (0.05 + 0.016 + 0.01 + 0.0005 * 10), rel=0.05)
     assert made.shape(LARGEST).min_reach == pytest.approx(rate * 0.002)
     assert made.bytes_per_second is None or made.bytes_per_second > 1e6
+
+
+def test_what_may_follow_is_drafted_where_a_round_trip_leaves_time_for_it() -> None:
+    assert EdgePolicy().ahead(LARGEST) is None
+    near, far = policy(0.0001, 1e9, per_node=0.0), policy(0.1, 1e9)
+    assert near.ahead(LARGEST) is None
+    ahead = far.ahead(LARGEST)
+    assert ahead is not None and ahead.nodes == 64
+    assert ahead.min_reach <= far.shape(LARGEST).min_reach and ahead.min_probability <= far.shape(LARGEST).min_probability
 
 
 def test_a_line_finds_base_and_slope_and_says_nothing_of_slopes_it_cannot_know() -> None:

@@ -30,6 +30,10 @@ def first_result(session: Session) -> None:
     session.take_result(Result(0, 0, 3, pack_tokens([8]), memory_first=2, memory=rows(1), text_delta="a"))
 
 
+def wants_tree(session: Session) -> bool:
+    return session.can_draft(4) and not session.under_way()
+
+
 @pytest.fixture
 def session() -> Session:
     return Session(REQUEST)
@@ -44,12 +48,12 @@ def test_it_is_opened_with_all_that_was_asked_for(session: Session) -> None:
 
 def test_a_tree_is_wanted_once_the_first_token_and_its_memory_are_there(session: Session) -> None:
     session.begin(0, ROW)
-    assert not session.wants_tree()
+    assert not wants_tree(session)
     session.take_opened(opened())
     session.take_memory(Memory(0, 0, rows(2)))
-    assert not session.wants_tree()
+    assert not wants_tree(session)
     session.take_result(Result(0, 0, 3, pack_tokens([8]), memory_first=2, memory=rows(1)))
-    assert session.wants_tree()
+    assert wants_tree(session)
     assert [(each.first, len(each.rows)) for each in session.take_rows()] == [(0, 8), (2, 4)]
 
 
@@ -57,11 +61,11 @@ def test_a_step_is_told_what_was_drafted_and_accepted(session: Session) -> None:
     first_result(session)
     frame = session.verify(0, OfferedTree(4, (9, 10, 11), (0, 1, 1)))
     assert (frame.step, frame.length, unpack_tokens(frame.tokens)) == (1, 4, [9, 10, 11]) and frame.parents
-    assert not session.wants_tree()
+    assert not wants_tree(session)
     told = Result(0, 1, 4, pack_tokens([9, 11, 2]), pack_rows([1, 3]), 3, rows(3), text_delta="bcd", finish_reason="stop")
     gain = session.take_result(told)
     assert (gain.tokens, gain.num_accepted, gain.drafted, gain.text, gain.finish_reason) == ((9, 11, 2), 2, 3, "bcd", "stop")
-    assert session.output == [8, 9, 11, 2] and session.num_characters == 4 and not session.wants_tree()
+    assert session.output == [8, 9, 11, 2] and session.num_characters == 4 and not wants_tree(session)
 
 
 def test_chains_need_no_parents(session: Session) -> None:
@@ -76,7 +80,7 @@ def test_memory_may_come_before_its_tokens(session: Session) -> None:
     session.take_memory(Memory(0, 3, rows(2)))
     assert [each.first for each in session.take_rows()] == []
     session.take_result(Result(0, 1, 4, pack_tokens([9, 10]), pack_rows([1])))
-    assert [each.first for each in session.take_rows()] == [3] and session.wants_tree()
+    assert [each.first for each in session.take_rows()] == [3] and wants_tree(session)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,7 @@ def test_a_tree_that_was_never_seen_is_drafted_anew(session: Session) -> None:
     assert frame == Resume(2, b"token", 4, 3, 1)
     session.take_opened(opened(4, step=0))
     session.take_result(Result(0, 0, 4, b""))
-    assert session.wants_tree() and session.verify(2, OfferedTree(4)).step == 1
+    assert wants_tree(session) and session.verify(2, OfferedTree(4)).step == 1
 
 
 def test_a_lost_result_comes_again(session: Session) -> None:
@@ -124,10 +128,10 @@ def test_a_lost_result_comes_again(session: Session) -> None:
     session.verify(0, OfferedTree(4, (9,), (0,)))
     session.begin(2, ROW)
     session.take_opened(opened(6, step=1))
-    assert not session.wants_tree()
+    assert not wants_tree(session)
     gain = session.take_result(Result(0, 1, 4, pack_tokens([9, 10]), memory_first=3, memory=rows(2), text_delta="bc"))
     assert gain.tokens == (9, 10) and gain.drafted == 0, "nobody says how many of them were accepted"
-    assert session.wants_tree() and session.verify(2, OfferedTree(6)).step == 2
+    assert wants_tree(session) and session.verify(2, OfferedTree(6)).step == 2
 
 
 def test_memory_of_tokens_that_were_lost_is_asked_for_again(session: Session) -> None:
@@ -151,9 +155,9 @@ def test_a_forgotten_session_is_opened_with_what_was_written(session: Session) -
     assert isinstance(frame, Open) and unpack_tokens(frame.output) == [8]
     assert (frame.text_length, frame.memory_from, frame.sampling.prompt_logprobs) == (1, 3, None)
     session.take_opened(opened(4))
-    assert not session.wants_tree(), "the next token comes without a tree"
+    assert not wants_tree(session), "the next token comes without a tree"
     session.take_result(Result(0, 0, 4, pack_tokens([9]), memory_first=3, memory=rows(1)))
-    assert session.wants_tree() and session.verify(0, OfferedTree(5)).step == 1
+    assert wants_tree(session) and session.verify(0, OfferedTree(5)).step == 1
 
 
 def test_a_server_with_other_rows_is_asked_anew(session: Session) -> None:
@@ -165,9 +169,42 @@ def test_a_refused_tree_leaves_its_step_free(session: Session) -> None:
     first_result(session)
     session.verify(0, OfferedTree(4, (9,), (0,)))
     session.refused(1)
-    assert session.wants_tree() and session.verify(0, OfferedTree(4)).step == 1
+    assert wants_tree(session) and session.verify(0, OfferedTree(4)).step == 1
+    session.take_result(Result(0, 1, 4, pack_tokens([9])))
     with pytest.raises(SessionFault):
-        session.refused(2)
+        session.refused(1)
+
+
+def test_what_followed_a_refused_tree_is_out_of_order(session: Session) -> None:
+    first_result(session)
+    session.verify(0, OfferedTree(4, (9,), (0,)))
+    session.verify(0, OfferedTree(4, (9, 10), (0, 1)))
+    assert session.refused(1) and not session.refused(2), "the second says nothing new"
+    assert wants_tree(session) and session.verify(0, OfferedTree(4)).step == 1
+
+
+def test_trees_in_flight_are_cut_as_the_server_cuts_them(session: Session) -> None:
+    first_result(session)
+    session.verify(0, OfferedTree(4, (9, 10), (0, 0)))
+    frame = session.verify(0, OfferedTree(4, (9, 12, 13, 14), (0, 1, 2, 2)))
+    assert (frame.step, frame.length) == (2, 4) and len(session.under_way()) == 2
+    gain = session.take_result(Result(0, 1, 4, pack_tokens([9, 12]), pack_rows([1]), 3, rows(2)))
+    assert gain.drafted == 2 and session.can_draft(2) and not session.can_draft(1)
+    assert session.under_way() == [OfferedTree(6, (13, 14), (0, 0))]
+    gain = session.take_result(Result(0, 2, 6, pack_tokens([13, 7]), pack_rows([3]), 5, rows(2)))
+    assert (gain.drafted, gain.num_accepted) == (2, 1) and wants_tree(session)
+
+
+def test_a_tree_that_the_text_has_left_keeps_nobody_from_the_next(session: Session) -> None:
+    first_result(session)
+    session.verify(0, OfferedTree(4, (9, 10), (0, 0)))
+    session.verify(0, OfferedTree(4, (9, 12, 13), (0, 1, 2)))
+    session.take_result(Result(0, 1, 4, pack_tokens([9, 11]), pack_rows([1]), 3, rows(2)))
+    assert wants_tree(session)
+    session.verify(0, OfferedTree(6, (5,), (0,)))
+    gain = session.take_result(Result(0, 2, 6, b""))
+    assert (gain.tokens, gain.drafted) == ((), 0) and session.under_way() == [OfferedTree(6, (5,), (0,))]
+    assert session.take_result(Result(0, 3, 6, pack_tokens([5, 6]), pack_rows([1]), 5, rows(2))).num_accepted == 1
 
 
 def test_another_text_keeps_the_memory_of_what_is_the_same(session: Session) -> None:
