@@ -148,6 +148,21 @@ def test_answers_are_the_servers_own(target: Server, edge: Server, extra: dict[s
     assert metrics["edge"]["offline_tokens"] == metrics["edge"]["corrected_tokens"] == 0
 
 
+def test_what_is_drafted_while_a_tree_is_under_way_changes_no_answer(target: Server, bundle: Path) -> None:
+    """Far from its server an edge has the time for it."""
+    wire = Wire(port_of(target), delay=0.1)
+    try:
+        with running_edge(bundle, wire.port, "--draft-nodes", "24") as edge:
+            bodies = [{"messages": QUESTION, "max_tokens": 64, "temperature": t, "seed": 1} for t in (0, 0.3, 0.8)]
+            here = [ask(edge, body) for body in bodies]
+    finally:
+        wire.close()
+    for answer, body in zip(here, bodies, strict=True):
+        assert comparable(answer) == comparable(ask(target, body))
+    costs = [answer["metrics"]["edge"] for answer in here]
+    assert 0 < sum(cost["num_calls_ahead"] for cost in costs) < sum(cost["num_server_calls"] for cost in costs)
+
+
 @pytest.mark.parametrize("path", ["completions", "responses"])
 def test_other_apis_answer_alike(target: Server, edge: Server, path: str) -> None:
     whole = {"prompt": "Once upon a time", "echo": True, "logprobs": 1}

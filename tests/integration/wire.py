@@ -1,17 +1,18 @@
-"""A line between an edge and its server that can be cut, silenced and mended."""
+"""A line between an edge and its server that can be long, cut, silenced and mended."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 
 
 class Wire:
-    """Carries TCP connections from ``port`` on 127.0.0.1 to another one there."""
+    """Carries TCP connections from ``port`` on 127.0.0.1 to another one there; what is said arrives ``delay`` seconds later."""
 
-    def __init__(self, to: int) -> None:
-        self.to = to
+    def __init__(self, to: int, delay: float = 0.0) -> None:
+        self.to, self._delay = to, delay
         self._open = threading.Event()
         self._open.set()
         self._cut = False
@@ -77,6 +78,7 @@ class Wire:
         with suppress(OSError):
             while data := source.recv(65536):
                 self._open.wait()
+                time.sleep(self._delay)
                 sink.sendall(data)
         for each in (source, sink):
             with suppress(OSError):

@@ -21,12 +21,15 @@ import uvicorn
 
 from app.main import create_app
 from app.settings import Settings
+from models.loader import PRETRAINED
 from speculative.async_engine import AsyncEngine
+from speculative.config import EngineConfig
 from speculative.edge.config import EdgeConfig, Offline
 from speculative.edge.connection import Server as Address
 from speculative.edge.engine import EdgeEngine
 from speculative.edge_export import export_edge
 from speculative.engine import Engine
+from speculative.loading import load_engine
 from speculative.request import Grammar, Request, RequestOutput, SamplingParams, TokenLogprob
 from tests.app.sessions.redis_server import RedisServer, redis_server
 from tests.integration.wire import Wire
@@ -35,6 +38,8 @@ from tests.speculative.conftest import N0
 pytestmark = pytest.mark.integration
 
 FAULTS = 200
+FEWER = 40
+"""With the bundled pair, whose drafts come true: trees in flight are followed, which a tiny drafter's hardly ever are."""
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3}
 KINDS = [
     {"temperature": 0.0},
@@ -49,11 +54,11 @@ KINDS = [
 class Replica:
     """A server with HTTP and WebSocket, in this process and on a port that it keeps when it is started anew."""
 
-    def __init__(self, model: Path, redis: RedisServer) -> None:
+    def __init__(self, model: str, drafter: str, redis: RedisServer) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._settings = Settings(
-            model=str(model), drafter=str(N0 / "drafter"), dtype="float32", device="cpu", compile="off", max_model_len=256,
+            model=model, drafter=drafter, dtype="float32", device="cpu", compile="off", max_model_len=256,
             max_num_seqs=8, draft_nodes=16, redis_url=redis.url, remote_idle_seconds=1.0, num_threads=1,
         )  # fmt: skip
 
@@ -220,19 +225,25 @@ def bundle(spelling: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["patient", "correct", "keep"])
+@pytest.fixture(params=["patient", "correct", "keep", "far"])
 async def scene(
-    request: pytest.FixtureRequest, spelling: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, spelling: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Scene]:
-    """An edge that waits for its server as long as it takes, or does not wait and writes on alone."""
+    """An edge that waits for its server as long as it takes, or does not wait and writes on alone; or waits, and drafts ahead."""
+    model, drafter, delay = str(spelling), str(N0 / "drafter"), 0.0
+    if request.param == "far":
+        model, drafter = str(PRETRAINED / "concierge"), str(PRETRAINED / "concierge-moa")
+        bundle, delay = tmp_path / "edge", 0.05
+        export_edge(model, drafter, bundle, dtype="float32")
+        monkeypatch.setattr("speculative.edge.policy.EdgePolicy.ahead", lambda self, largest: largest)
     monkeypatch.setattr("speculative.edge.link.FIRST_S", 0.01)  # after hundreds of faults nobody else would try again so soon
     monkeypatch.setattr("speculative.edge.link.MOST_S", 0.1)
     with redis_server() as redis:
-        replicas = (Replica(spelling, redis), Replica(spelling, redis))
+        replicas = (Replica(model, drafter, redis), Replica(model, drafter, redis))
         for each in replicas:
             await each.start()
-        wire = Wire(replicas[0].port)
-        patience, offline = (1000.0, "stop") if request.param == "patient" else (0.0, request.param)
+        wire = Wire(replicas[0].port, delay)
+        patience, offline = (1000.0, "stop") if request.param in ("patient", "far") else (0.0, request.param)
         edge = EdgeEngine(
             EdgeConfig(Address(f"ws://127.0.0.1:{wire.port}"), bundle, reconnect_timeout=patience, offline=offline, num_threads=1)
         )
@@ -249,18 +260,25 @@ async def scene(
 
 async def test_every_answer_ends_with_the_tokens_that_it_should_have(scene: Scene, make_speller, request) -> None:
     requests = [replace(asked(number), revisable=True) for number in range(24)]
-    engine: Engine = make_speller("none", max_model_len=256, max_num_seqs=8)
+    offline: Offline | str = request.node.callspec.params["scene"]
+    if far := offline == "far":
+        requests = requests[:6]
+        engine = load_engine(
+            EngineConfig(str(PRETRAINED / "concierge"), "none", dtype="float32", compile="off", max_model_len=256, max_num_seqs=8)
+        )
+    else:
+        engine = make_speller("none", max_model_len=256, max_num_seqs=8)
     expected = plainly(engine, requests)
-    offline: Offline = request.node.callspec.params["scene"]
-    texts = await scene.suffer(requests, seed=1, faults=FAULTS)
-    assert scene.faults.total() >= FAULTS
+    faults, at_once = (FEWER, 1) if far else (FAULTS, 4)
+    texts = await scene.suffer(requests, seed=1, faults=faults, at_once=at_once)
+    assert scene.faults.total() >= faults
     for name, text in texts.items():
         plain = expected[name.split()[0]]
         assert text.last is not None and text.last.finish_reason in ("stop", "length")
         assert text.last.stats.completion_tokens == len(text.tokens)
         alone = text.alone.index(True) if True in text.alone else len(text.tokens)
         assert text.tokens[:alone] == plain.tokens[:alone], name
-        if offline == "patient":
+        if offline in ("patient", "far"):
             assert not any(text.alone)
         if alone == len(text.tokens):
             assert (text.text, text.last.finish_reason) == (plain.text, plain.last.finish_reason)  # type: ignore[union-attr]
@@ -274,6 +292,8 @@ async def test_every_answer_ends_with_the_tokens_that_it_should_have(scene: Scen
         assert num_alone and not revisions
     elif offline == "correct":
         assert revisions
+    elif far:
+        assert sum(text.last.stats.edge.num_calls_ahead for text in texts.values())  # type: ignore[union-attr]
     await scene.assert_nothing_is_left()
 
 
