@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from app.settings import HttpSettings
-from speculative.config import DType, MemoryFormat
+from speculative.config import Compile, DType, MemoryFormat
 from speculative.edge.config import EdgeConfig, Offline
 from speculative.edge.connection import Server
 
@@ -27,6 +27,7 @@ class EdgeSettings(HttpSettings):
     offline: Offline = "correct"
     reconnect_timeout: float = Field(1.0, ge=0)
     dtype: DType = "auto"
+    compile: Compile = "auto"
     num_threads: int | None = Field(None, ge=1)
     max_num_seqs: int = Field(4, ge=1)
     draft_depth: int = Field(8, ge=1)
@@ -72,6 +73,7 @@ class EdgeSettings(HttpSettings):
             bundle=self.bundle,
             memory_format=self.memory_format,
             dtype=self.dtype,
+            compile=self.compile,
             num_threads=self.num_threads,
             max_num_seqs=self.max_num_seqs,
             offline=self.offline,

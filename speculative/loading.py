@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.compiled import unsupported
 from models.config import ARCHITECTURES, is_moa
 from models.digest import digest_samples
 from models.eagle import ARCHITECTURE as EAGLE
@@ -42,13 +41,11 @@ from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
+from speculative.packages import compiles
 from speculative.policy import DraftShape, FixedPolicy
 
 MOA_WINDOW = 128
 """Tokens of a prompt that MoA drafters read unless told otherwise: docs/results/bundled-pair.md."""
-
-LARGEST_COMPILED = 500_000_000
-"""Parameters up to which compilation is tried unasked: beyond, weights take the time, and each graph keeps a copy of them."""
 
 
 def load_engine(config: EngineConfig) -> Engine:
@@ -73,16 +70,9 @@ def _load(config: EngineConfig) -> Engine:
 
 def _compiles(config: EngineConfig, target: Llama, taps: tuple[int, ...] = ()) -> bool:
     """Whether to compile for a drafter with ``taps``; raises EngineLoadError where it was asked for and cannot be."""
-    if config.compile == "off":
-        return False
-    reason = unsupported(target.device)
-    if any(tap < target.config.num_layers for tap in taps):
-        reason = "this drafter reads inner layers of the target, which a compiled one hides"
-    if reason is None and config.compile == "auto" and sum(p.numel() for p in target.parameters()) > LARGEST_COMPILED:
-        reason = "the model is so large that its products outweigh what compilation saves"
-    if reason is not None and config.compile == "on":
-        raise EngineLoadError(f"--compile on: {reason}")
-    return reason is None
+    inner = any(tap < target.config.num_layers for tap in taps)
+    hidden = "this drafter reads inner layers of the target, which a compiled one hides" if inner else None
+    return compiles(config.compile, target, target.device, hidden)
 
 
 def load_uncompiled(config: EngineConfig) -> Engine:

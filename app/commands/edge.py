@@ -73,7 +73,16 @@ def edge(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Type that is computed in: auto, float32 or bfloat16. (default: auto: float32, the fastest for few rows)",
+            help="Type that is computed in: auto, float32 or bfloat16. (default: auto: bfloat16 where it is compiled for a CPU "
+            "that has it, else float32)",
+            rich_help_panel=DRAFTING,
+        ),
+    ] = None,
+    compile: Annotated[
+        str | None,
+        typer.Option(
+            help="Compile the drafter for this CPU: auto, on or off. Takes two minutes or more, once; it drafts some four times as "
+            "fast then. (default: auto: where there is a C++ compiler, the drafter is small and its weights are not int8)",
             rich_help_panel=DRAFTING,
         ),
     ] = None,

@@ -12,7 +12,8 @@ from models.compiled import DYNAMIC, Graph
 from models.kv_cache import KVCache, KVWindow
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
 from speculative.drafters.moa import MoADrafter
-from speculative.drafters.moa_network import DraftCaches, MoANetwork
+from speculative.drafters.moa_network import DraftCaches, DraftNetwork, MoANetwork
+from speculative.drafters.moa_trees import MoATreeDrafter
 
 Layers = list[Tensor]
 """A ``KVCache.window``."""
@@ -51,7 +52,7 @@ def _level(frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, tem
     return Level(Frontier(*frontier), Candidates(*grown), Text(*text), Place(*place), temperature, settings)
 
 
-def _expanded(network: MoANetwork, level: Level, entering: Tensor, breadth: int) -> tuple[Tensors, Tensors, Tensor]:
+def _expanded(network: DraftNetwork, level: Level, entering: Tensor, breadth: int) -> tuple[Tensors, Tensors, Tensor]:
     everything, following, reach = network.expand(level, entering, breadth)
     return tuple(everything), tuple(following), reach
 
@@ -59,10 +60,10 @@ def _expanded(network: MoANetwork, level: Level, entering: Tensor, breadth: int)
 class _Level(nn.Module):
     """A whole level, the choice of the next frontier included; without ``sampling`` settings a greedy one.
 
-    ``known`` is what ``MoANetwork.block`` has told, one tensor, or without a block the windows of the drafter's caches.
+    ``known`` is what ``DraftNetwork.block`` has told, one tensor, or without a block the windows of the drafter's caches.
     """
 
-    def __init__(self, network: MoANetwork, caches: list[_Slots], breadth: int) -> None:
+    def __init__(self, network: DraftNetwork, caches: list[_Slots], breadth: int) -> None:
         super().__init__()
         self.network, self.caches, self.breadth = network, caches, breadth
 
@@ -86,9 +87,9 @@ class _Level(nn.Module):
 
 
 class _Block(nn.Module):
-    """``MoANetwork.block`` and the greedy level of the roots."""
+    """``DraftNetwork.block`` and the greedy level of the roots."""
 
-    def __init__(self, network: MoANetwork, caches: list[_Slots], breadth: int) -> None:
+    def __init__(self, network: DraftNetwork, caches: list[_Slots], breadth: int) -> None:
         super().__init__()
         self.network, self.caches, self.breadth = network, caches, breadth
 
@@ -132,10 +133,14 @@ class _Remember(nn.Module):
 
 
 def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
-    """The graphs of a drafter without borrowed layers, under the names by which ``MoADrafter.compiled`` knows them."""
-    network = drafter.network
-    target, caches = _Slots.of(target_cache), [_Slots.of(cache) for cache in drafter.caches]
-    batch, width, candidates, span, tokens, dtype = 2, 3, 7, 80, 5, network.dtype
+    """All graphs of a drafter without borrowed layers, under the names by which ``TreeDrafter.compiled`` knows them."""
+    return [*drafting_graphs(drafter), _remember_graph(drafter, target_cache)]
+
+
+def drafting_graphs(drafter: MoATreeDrafter) -> list[Graph]:
+    """Those that draft from memory that is there."""
+    network, caches = drafter.network, [_Slots.of(cache) for cache in drafter.caches]
+    batch, width, candidates, span, dtype = 2, 3, 7, 80, network.dtype
     integers = torch.zeros(batch, width, dtype=torch.long)
     block = network.moa.block
     hidden_size = network.target.config.hidden_size
@@ -147,64 +152,62 @@ def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     place = Place(torch.tensor([1]), torch.tensor([1]))
     ones, temperature = torch.ones(batch), torch.ones(1)
     sampling = Sampling(text.lengths.clone(), ones == 1, ones, text.lengths.clone(), ones.clone(), ones.clone())
+    batched, each, text_sizes = {0: DYNAMIC}, {0: DYNAMIC, 1: DYNAMIC}, ({0: DYNAMIC},) * len(text)
+    windows, cache_sizes = _example_windows(drafter)
+    settings = f"{caches} breadth {drafter.breadth}"
 
-    def window(cache: KVCache, rows: int) -> Layers:
-        return [torch.zeros(batch, rows, cache.data.shape[-1], dtype=cache.data.dtype) for _ in range(cache.num_layers)]
-
-    each, window_sizes, text_sizes = {0: DYNAMIC, 1: DYNAMIC}, [{0: DYNAMIC, 1: DYNAMIC}], ({0: DYNAMIC},) * len(text)
-    # Caches differ in length here, lest tracing takes their rows for one and the same.
-    windows = tuple(window(cache, 96 + 16 * number + cache.scratch) for number, cache in enumerate(drafter.caches))
-    cache_sizes = (window_sizes,) * len(windows)
-
-    def level(name: str, settings: Tensors) -> Graph:
+    def level(name: str, sampling: Tensors) -> Graph:
         known: tuple[Any, ...] = windows
         known_sizes: tuple[Any, ...] = cache_sizes
         if block is not None:
-            known_sizes = ({0: DYNAMIC},)
+            known_sizes = (batched,)
             known = (torch.zeros(batch, block.size, hidden_size + 2 * block.intermediate_size, dtype=dtype),)
-        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(settings), known)
+        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(sampling), known)
         sizes = (
             (each,) * len(frontier),
             (each,) * len(grown),
             text_sizes,
             (None,) * len(place),
             None,
-            ({0: DYNAMIC},) * len(settings),
+            (batched,) * len(sampling),
             known_sizes,
         )
-        return Graph(name, _Level(network, caches, drafter.breadth), inputs, sizes, settings=f"{caches} breadth {drafter.breadth}")
+        return Graph(name, _Level(network, caches, drafter.breadth), inputs, sizes, settings)
 
-    numbers = torch.arange(tokens)
-    tapped = tuple(torch.zeros(tokens, hidden_size, dtype=network.target.dtype) for _ in drafter.taps)
-    remember_inputs = (numbers, numbers.clone(), numbers.clone(), tapped, window(target_cache, 96), windows)
-    tokens_sizes = ({0: DYNAMIC},)
-    remember_sizes = (*tokens_sizes * 3, tokens_sizes * len(tapped), window_sizes * target_cache.num_layers, cache_sizes)
     graphs = [
         level("level", ()),
         level("sampled_level", sampling),
-        Graph(
-            "remember",
-            _Remember(network, target, caches),
-            remember_inputs,
-            remember_sizes,
-            settings=f"{target} {caches}",
-        ),
-        Graph("tree", _Tree(), (tuple(grown), torch.arange(5)), ((each,) * len(grown), {0: DYNAMIC})),
+        Graph("tree", _Tree(), (tuple(grown), torch.arange(5)), ((each,) * len(grown), batched)),
     ]
     if block is not None:
-        frontier = Frontier(*(each[:, :1].clone() for each in frontier))
-        grown = Candidates(*(each[:, :1].clone() for each in grown))
-        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, windows)
-        batched = {0: DYNAMIC}
-        sizes = (
-            (batched,) * len(frontier),
-            (batched,) * len(grown),
-            text_sizes,
-            (None,) * len(place),
-            None,
-            cache_sizes,
-        )
-        graphs.append(
-            Graph("block", _Block(network, caches, drafter.breadth), inputs, sizes, settings=f"{caches} breadth {drafter.breadth}")
-        )
+        roots = tuple(each[:, :1].clone() for each in frontier)
+        root = tuple(each[:, :1].clone() for each in grown)
+        inputs = (roots, root, tuple(text), tuple(place), temperature, windows)
+        sizes = ((batched,) * len(roots), (batched,) * len(root), text_sizes, (None,) * len(place), None, cache_sizes)
+        graphs.append(Graph("block", _Block(network, caches, drafter.breadth), inputs, sizes, settings))
     return graphs
+
+
+def _remember_graph(drafter: MoADrafter, target_cache: KVCache) -> Graph:
+    network, tokens = drafter.network, 5
+    target, caches = _Slots.of(target_cache), [_Slots.of(cache) for cache in drafter.caches]
+    numbers = torch.arange(tokens)
+    tapped = tuple(torch.zeros(tokens, network.target.config.hidden_size, dtype=network.target.dtype) for _ in drafter.taps)
+    windows, cache_sizes = _example_windows(drafter)
+    inputs = (numbers, numbers.clone(), numbers.clone(), tapped, _window(target_cache, 96), windows)
+    counted = ({0: DYNAMIC},)
+    sizes = (*counted * 3, counted * len(tapped), _WINDOW_SIZES * target_cache.num_layers, cache_sizes)
+    return Graph("remember", _Remember(network, target, caches), inputs, sizes, settings=f"{target} {caches}")
+
+
+_WINDOW_SIZES: list[Any] = [{0: DYNAMIC, 1: DYNAMIC}]
+
+
+def _example_windows(drafter: MoATreeDrafter) -> tuple[tuple[Layers, ...], tuple[Any, ...]]:
+    """The drafter's caches as examples, and their dynamic sizes; lengths differ, lest tracing takes them for one and the same."""
+    windows = tuple(_window(cache, 96 + 16 * number + cache.scratch) for number, cache in enumerate(drafter.caches))
+    return windows, (_WINDOW_SIZES,) * len(windows)
+
+
+def _window(cache: KVCache, rows: int) -> Layers:
+    return [torch.zeros(2, rows, cache.data.shape[-1], dtype=cache.data.dtype) for _ in range(cache.num_layers)]

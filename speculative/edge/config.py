@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from speculative.config import DType, MemoryFormat
+from speculative.config import Compile, DType, MemoryFormat
 from speculative.edge.connection import Server
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
@@ -29,6 +29,7 @@ class EdgeConfig:
     bundle: Path
     memory_format: MemoryFormat = "int8"
     dtype: DType = "auto"
+    compile: Compile = "auto"
     num_threads: int | None = None
     max_num_seqs: int = 4
     offline: Offline = "correct"

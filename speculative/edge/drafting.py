@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,12 +17,14 @@ from speculative.config import MemoryFormat, ModelInfo
 from speculative.detokenizer import Detokenizer
 from speculative.drafters.base import Drafter
 from speculative.drafters.moa_edge import EdgeDrafter, EdgeNetwork, ReceivedMemory
+from speculative.edge.compiling import compiled_graphs, new_drafter
 from speculative.edge.config import EdgeConfig
 from speculative.edge.session import Gain, Rows
 from speculative.errors import EngineLoadError
 from speculative.grammar import Grammars
 from speculative.loading import MOA_WINDOW, default_sampling, with_text
 from speculative.logprobs import token_logprobs
+from speculative.packages import compiles
 from speculative.policy import DraftShape
 from speculative.prediction import Prediction
 from speculative.remote.memory_codec import MemoryCodec
@@ -50,13 +53,16 @@ class Drafted:
 
 
 class EdgeModel:
-    """A bundle, ready to draft: trees within ``largest``, and with ``lookup`` as ``draft_lookup`` of EngineConfig."""
+    """A bundle, ready to draft: trees within ``largest``, and with ``lookup`` as ``draft_lookup`` of EngineConfig.
 
-    def __init__(self, bundle: EdgeBundle, largest: DraftShape, lookup: int) -> None:
-        self.bundle, self.largest = bundle, largest
+    It drafts by compiled graphs where it was read from a ``folder`` to be compiled.
+    """
+
+    def __init__(self, bundle: EdgeBundle, largest: DraftShape, lookup: int, folder: Path | None = None) -> None:
         config, block = bundle.config, bundle.drafter.block
         if block is not None:  # it was trained for so many levels
-            self.largest = largest = replace(largest, depth=min(largest.depth, block.size))
+            largest = replace(largest, depth=min(largest.depth, block.size))
+        self.bundle, self.largest = bundle, largest
         self.eos_token_ids = frozenset(config.eos_token_ids)
         self.info = ModelInfo(
             name=config.name,
@@ -72,10 +78,12 @@ class EdgeModel:
         tokenizer = bundle.tokenizer
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         self.grammars = Grammars(tokenizer, self.info.vocab_size, sorted(self.eos_token_ids)) if tokenizer is not None else None
-        first = EdgeDrafter(bundle.drafter, bundle.target, 1, config.max_model_len, largest)
+        first = new_drafter(bundle, largest)
+        if folder is not None:
+            first.compiled = compiled_graphs(first, folder, largest)
         first.pack()
         assert isinstance(first.network, EdgeNetwork)
-        self._network, self._free = first.network, [first]
+        self._network, self._compiled, self._free = first.network, first.compiled, [first]
         self._drafters = DrafterOfEach()
         self._drafter: Drafter = with_text(self._drafters, lookup)
 
@@ -84,11 +92,17 @@ class EdgeModel:
         """Raises EngineLoadError with what is wrong with the bundle."""
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        # Draft levels have a handful of rows, whose products take twice as long in bfloat16.
-        dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
         try:
             with torch.inference_mode():
-                return cls(read_bundle(config.bundle, dtype=dtype), config.largest_shape, config.draft_lookup)
+                bundle = read_bundle(config.bundle, dtype=torch.float32)
+                as_read = "int8 weights are widened as they are read" if bundle.config.quantization == "int8" else None
+                compiled = compiles(config.compile, bundle.drafter, bundle.target.device, as_read)
+                # Draft levels have a handful of rows, whose products take twice as long in bfloat16; compiled, half as long.
+                auto = torch.bfloat16 if compiled and torch.cpu._is_avx512_bf16_supported() else torch.float32
+                dtype = auto if config.dtype == "auto" else getattr(torch, config.dtype)
+                if dtype != torch.float32:
+                    bundle = read_bundle(config.bundle, dtype=dtype)
+                return cls(bundle, config.largest_shape, config.draft_lookup, config.bundle if compiled else None)
         except (CheckpointError, OSError) as error:
             raise EngineLoadError(str(error)) from error
 
@@ -96,6 +110,11 @@ class EdgeModel:
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The target's."""
         return self.bundle.tokenizer
+
+    @property
+    def num_drafters(self) -> int:
+        """How many there are: one for each text that is written, and those that wait for texts."""
+        return len(self._free) + len(self._drafters.of)
 
     def codec(self, format: MemoryFormat) -> MemoryCodec:
         """How memory travels to this drafter."""
@@ -123,6 +142,7 @@ class EdgeModel:
             slot=0,
         )
 
+    @torch.inference_mode()
     def end(self, text: EdgeText) -> None:
         """Its drafter is another text's from now on."""
         self._drafter.forget(text.sequence)
@@ -130,7 +150,9 @@ class EdgeModel:
 
     def _another(self) -> EdgeDrafter:
         bundle = self.bundle
-        return EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, self.largest, network=self._network)
+        another = EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, self.largest, network=self._network)
+        another.compiled = self._compiled
+        return another
 
 
 class EdgeText:

@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -188,7 +189,8 @@ class EdgeEngine:
                 try:
                     await Writing(place, request, text, outputs.put_nowait).run()
                 finally:
-                    self._worker.submit(place.model.end, text)  # behind what this text still has to compute
+                    ending = self._worker.submit(place.model.end, text)  # behind what this text still has to compute
+                    ending.add_done_callback(_complain)
         except asyncio.CancelledError:
             outputs.put_nowait(EngineNotReadyError("The server is shutting down."))
             raise
@@ -227,6 +229,12 @@ class EdgeEngine:
         if self._place is None:
             raise self._load_error or EngineNotReadyError("the bundle is still loading")
         return self._place
+
+
+def _complain(ending: Future[None]) -> None:
+    """Nobody waits for a text's end: what goes wrong there must not go unseen."""
+    if not ending.cancelled() and (error := ending.exception()) is not None:
+        logger.error("a text's drafter was not given back", exc_info=error)
 
 
 class _Turns:

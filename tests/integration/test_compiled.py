@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ import torch
 
 from models.saving import save_drafter
 from speculative.config import EngineConfig
+from speculative.edge.config import EdgeConfig
+from speculative.edge.connection import Server
+from speculative.edge.drafting import EdgeModel
+from speculative.edge.session import Rows
+from speculative.edge_export import export_edge
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.loading import load_engine
@@ -124,7 +130,7 @@ def test_graphs_take_inputs_that_are_not_dense(engines: tuple[Engine, Engine]) -
 
 
 def test_a_second_engine_takes_the_graphs_from_the_cache(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative.compiling._compile_apart", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr("speculative.packages._compile_apart", lambda *_: pytest.fail("compiled again"))
     assert load("on", num_threads=1).target.compiled
 
 
@@ -153,3 +159,34 @@ def test_a_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(EngineLoadError, match="--compile off goes without"):
         load("on", num_threads=1)
+
+
+def test_an_edge_drafts_the_same_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save_drafter(random_moa(**MOA_KINDS["entry and block"]), tmp_path / "drafter", dtype=torch.float32)
+    export_edge(str(FIXTURE / "target"), str(tmp_path / "drafter"), tmp_path / "edge", dtype="float32")
+    server, threads = Server("ws://127.0.0.1:1"), torch.get_num_threads()
+    models = [EdgeModel.load(EdgeConfig(server, tmp_path / "edge", compile=each, dtype="float32")) for each in ("on", "off")]
+    assert threads == torch.get_num_threads()
+    codec, prompt = models[0].codec("bfloat16"), tuple(range(3, 40))
+    generator = torch.Generator().manual_seed(0)
+    memory = torch.randn(len(prompt) - 1, codec.rows.numbers, generator=generator)
+    newest = b"" if codec.newest is None else codec.newest.encode(torch.randn(1, codec.newest.numbers, generator=generator))
+    for temperature in (0.0, 0.9):
+        request = Request("r", prompt, SamplingParams(40, temperature=temperature, seed=3))
+        texts = [model.begin(request, 100) for model in models]
+        for text in texts:
+            text.remember([Rows(0, codec.rows.encode(memory), newest)], codec)
+        for nodes in (5, 32):
+            one, other = (text.draft(replace(models[0].largest, nodes=nodes), 32).tree for text in texts)
+            assert one == other and len(one.tokens) == nodes
+        for model, text in zip(models, texts, strict=True):
+            model.end(text)
+
+
+def test_an_edge_with_int8_weights_says_why_it_is_not_compiled(tmp_path: Path) -> None:
+    export_edge(str(FIXTURE / "target"), str(FIXTURE / "drafter"), tmp_path / "edge", quantization="int8")
+    config = EdgeConfig(Server("ws://127.0.0.1:1"), tmp_path / "edge", compile="on")
+    with pytest.raises(EngineLoadError, match="--compile on: int8 weights"):
+        EdgeModel.load(config)
+    assert EdgeModel.load(replace(config, compile="auto")).info.dtype == "int8"

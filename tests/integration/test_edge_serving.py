@@ -77,7 +77,16 @@ def port_of(server: Server) -> int:
 @contextmanager
 def running_edge(bundle: Path, port: int, *options: str) -> Iterator[Server]:
     server = start_server(
-        "--server", f"ws://127.0.0.1:{port}", "--bundle", str(bundle), "--num-threads", "1", *options, command="edge"
+        "--server",
+        f"ws://127.0.0.1:{port}",
+        "--bundle",
+        str(bundle),
+        "--compile",
+        "off",
+        "--num-threads",
+        "1",
+        *options,
+        command="edge",
     )
     yield server
     stop_server(server)
@@ -298,7 +307,20 @@ def test_an_edge_answers_before_it_has_seen_its_server(target: Server, bundle: P
 def failing(bundle: Path, port: int, **environment: str) -> str:
     known = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
     done = subprocess.run(
-        [sys.executable, "-m", "app.cli", "edge", "--port", "0", "--server", f"ws://127.0.0.1:{port}", "--bundle", str(bundle)],
+        [
+            sys.executable,
+            "-m",
+            "app.cli",
+            "edge",
+            "--port",
+            "0",
+            "--server",
+            f"ws://127.0.0.1:{port}",
+            "--bundle",
+            str(bundle),
+            "--compile",
+            "off",
+        ],
         capture_output=True,
         text=True,
         env=known | environment,

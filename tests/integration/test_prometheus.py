@@ -71,7 +71,7 @@ def edge(loaded: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     bundle = tmp_path_factory.mktemp("bundle") / "edge"
     export_edge("bundled", "bundled", bundle)
     address = loaded.root_url.replace("http", "ws", 1)
-    server = start_server("--server", address, "--bundle", str(bundle), "--num-threads", "1", command="edge")
+    server = start_server("--server", address, "--bundle", str(bundle), "--compile", "off", "--num-threads", "1", command="edge")
     yield server
     stop_server(server)
 

@@ -245,7 +245,14 @@ async def scene(
         wire = Wire(replicas[0].port, delay)
         patience, offline = (1000.0, "stop") if request.param in ("patient", "far") else (0.0, request.param)
         edge = EdgeEngine(
-            EdgeConfig(Address(f"ws://127.0.0.1:{wire.port}"), bundle, reconnect_timeout=patience, offline=offline, num_threads=1)
+            EdgeConfig(
+                Address(f"ws://127.0.0.1:{wire.port}"),
+                bundle,
+                reconnect_timeout=patience,
+                offline=offline,
+                compile="off",
+                num_threads=1,
+            )
         )
         await edge.start()
         await edge.wait_ready()

@@ -1,0 +1,37 @@
+"""An edge's drafter on compiled graphs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.compiled import Graph
+from models.edge_bundle import EdgeBundle, read_bundle
+from models.graph_runner import load_graph
+from models.llama import CompiledGraph
+from speculative.drafters.moa_edge import EdgeDrafter
+from speculative.drafters.moa_graphs import drafting_graphs
+from speculative.packages import Recipe, packages
+from speculative.policy import DraftShape
+
+
+def new_drafter(bundle: EdgeBundle, largest: DraftShape) -> EdgeDrafter:
+    """One that drafts for one text, with a network of its own."""
+    return EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, largest)
+
+
+def compiled_graphs(drafter: EdgeDrafter, folder: Path, largest: DraftShape) -> dict[str, CompiledGraph]:
+    """The graphs of a new drafter of the bundle in ``folder``, by name; raises EngineLoadError when compilation fails."""
+    dtype, threads = str(drafter.network.dtype).removeprefix("torch."), torch.get_num_threads()
+    arguments = {"folder": str(folder), "dtype": dtype, "largest": asdict(largest), "num_threads": threads}
+    paths = packages(drafting_graphs(drafter), Recipe(__name__, edge_graphs.__name__, arguments))
+    return {name: load_graph(package) for name, package in paths.items()}
+
+
+def edge_graphs(folder: str, dtype: str, largest: dict[str, Any], num_threads: int) -> list[Graph]:
+    """As ``compiled_graphs`` was told of them."""
+    torch.set_num_threads(num_threads)
+    return drafting_graphs(new_drafter(read_bundle(Path(folder), dtype=getattr(torch, dtype)), DraftShape(**largest)))

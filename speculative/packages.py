@@ -1,0 +1,147 @@
+"""Compiled graphs: taken from the cache, or made in processes of their own.
+
+As a program (``python -m speculative.packages CACHE``) it compiles those that it is told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from models.compiled import Graph, compile_graph, default_cache, fingerprint, unsupported
+from models.graph_runner import build_runner, runner_fingerprint
+from speculative.config import Compile
+from speculative.errors import EngineLoadError
+
+RUNNER = "runner"
+"""Names the library that runs long graphs, among the graphs."""
+
+
+LARGEST_COMPILED = 500_000_000
+"""Parameters up to which compilation is tried unasked: beyond, weights take the time, and each graph keeps a copy of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How another process comes by the same graphs: ``function`` of ``module``, called with ``arguments`` (as JSON has them)."""
+
+    module: str
+    function: str
+    arguments: dict[str, Any]
+
+    def graphs(self) -> dict[str, Graph]:
+        """By name."""
+        made: list[Graph] = getattr(import_module(self.module), self.function)(**self.arguments)
+        return {graph.name: graph for graph in made}
+
+
+def compiles(choice: Compile, module: nn.Module, device: torch.device, reason: str | None = None) -> bool:
+    """Whether to compile what computes with ``module``, unless a ``reason`` speaks against it.
+
+    Raises EngineLoadError where it was asked for and cannot be.
+    """
+    if choice == "off":
+        return False
+    reason = unsupported(device) or reason
+    if reason is None and choice == "auto" and sum(p.numel() for p in module.parameters()) > LARGEST_COMPILED:
+        reason = "the model is so large that its products outweigh what compilation saves"
+    if reason is not None and choice == "on":
+        raise EngineLoadError(f"--compile on: {reason}")
+    return reason is None
+
+
+def packages(graphs: list[Graph], recipe: Recipe, *, runner: bool = False) -> dict[str, Path]:
+    """Where each graph is, and with ``runner`` the library that runs long ones; raises EngineLoadError if one cannot be made."""
+    cache = default_cache()
+    paths = {graph.name: _package(cache, graph) for graph in graphs}
+    if runner:
+        paths[RUNNER] = _runner(cache)
+    if missing := [name for name, path in paths.items() if not path.exists()]:
+        _compile_apart(recipe, cache, missing)
+    return paths
+
+
+def _package(cache: Path, graph: Graph) -> Path:
+    return cache / f"{graph.name}-{fingerprint(graph)}.pt2"
+
+
+def _runner(cache: Path) -> Path:
+    return cache / f"{RUNNER}-{runner_fingerprint()}.so"
+
+
+def _compile_apart(recipe: Recipe, cache: Path, names: list[str]) -> None:
+    """Compile in children, one on each core: the compiler's memory, threads and modules end with them."""
+    workers = min(len(names), os.cpu_count() or 1)
+    waiting: SimpleQueue[str | None] = SimpleQueue()
+    for name in (*names, *(None,) * workers):
+        waiting.put(name)
+    with (
+        ThreadPoolExecutor(max_workers=workers) as pool,
+        tqdm(total=len(names), desc="compiling for this machine, once (--compile off skips it)", unit="graph") as bar,
+    ):
+        for worker in as_completed([pool.submit(_compile_waiting, recipe, cache, waiting, bar.update) for _ in range(workers)]):
+            worker.result()
+
+
+def _compile_waiting(recipe: Recipe, cache: Path, waiting: SimpleQueue[str | None], progress: Callable[[], object]) -> None:
+    """Hand graphs to one child until none is left."""
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "speculative.packages", str(cache)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as child,
+    ):
+        assert child.stdin is not None and child.stdout is not None
+        line = json.dumps(asdict(recipe))
+        while name := waiting.get():
+            with contextlib.suppress(BrokenPipeError):
+                print(f"{line}\n{name}" if line else name, file=child.stdin, flush=True)
+            line = ""
+            if not child.stdout.readline():
+                raise EngineLoadError(_failure(name, errors))
+            progress()
+
+
+def _failure(name: str, errors: IO[str]) -> str:
+    errors.seek(0)
+    lines = errors.read().splitlines()
+    # Compilers warn by the thousand lines.
+    told = [line for line in lines if "error" in line.lower()] or lines
+    return "\n".join((f"compiling {name} failed; --compile off goes without. It ended with:", *told[-6:]))
+
+
+def main() -> None:
+    """Compile the graphs named on standard input, after a Recipe in its first line; print each name when it is done."""
+    # Compilers print too; standard output is for names.
+    done, sys.stdout = sys.stdout, sys.stderr
+    graphs = Recipe(**json.loads(sys.stdin.readline())).graphs()
+    cache = Path(sys.argv[1])
+    for name in map(str.strip, sys.stdin):
+        if name == RUNNER:
+            build_runner(_runner(cache))
+        else:
+            compile_graph(graphs[name], _package(cache, graphs[name]))
+        print(name, file=done, flush=True)
+
+
+if __name__ == "__main__":
+    main()
