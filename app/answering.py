@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from app import streaming
 from app.deps import Serving
 from app.errors import InvalidParameterError, NotFoundError
-from app.generation import Choice, Outputs, best, collect, places_for, run, unless_disconnected, within
+from app.generation import Choice, best, collect, places_for, run, unless_disconnected, within
+from app.revising import Outputs, verified
 from app.schemas import ChoicesRequest
 from app.structured import Constraint
 from app.usage import ResponseMetrics, Usage
@@ -78,11 +79,13 @@ async def answer(
     http: HttpRequest, serving: Serving, body: ChoicesRequest, requests: Sequence[Request], writer: Writer
 ) -> Response:
     """Generate, and answer as the caller asked: a stream or one document."""
-    revisable = not body.stream or writer.revisable
-    requests = [replace(request, revisable=revisable) for request in requests]
+    if body.stream and not writer.revisable:
+        requests = [replace(request, revisable=False) for request in requests]
     places = places_for(serving, requests)
     outputs = limited(serving, run(serving, requests, places))
     if body.stream:
+        if body.constraint is not None:  # programs read it, and few of them can take anything back
+            outputs = verified(outputs)
         return streaming.stream(outputs, writer, requests, body, places.release, serving.metrics.error)
     try:
         choices = await unless_disconnected(http, collect(outputs, len(requests)))

@@ -22,6 +22,7 @@ from app.responses import (
     ChunkChoice,
     ContentLogprob,
     Delta,
+    EdgeNote,
     FinishReason,
     FunctionDelta,
     ToolCall,
@@ -30,8 +31,10 @@ from app.responses import (
 )
 from app.schemas import Prediction
 from app.tokens import TokenTexts, encoded
-from app.tools.parsing import CallDelta, Parsed, ToolParser
+from app.tools.parsing import CallDelta, ToolParser
+from app.tools.pieces import Pieces
 from app.tools.schemas import Tool
+from app.tools.splitting import Split, Splitter
 from app.usage import ResponseMetrics, Usage
 from speculative.request import RequestOutput, TokenLogprob
 
@@ -110,12 +113,13 @@ class ChatWriter:
         self._created = created
         self._model = model
         self._tokens, self._parser, self._origins = tokens, parser, origins
-        self._parsers: dict[int, ToolParser] = {}
+        self._splitters: dict[int, Splitter] = {}
+        self._characters: dict[int, int] = {}
 
     @property
     def revisable(self) -> bool:
         """As in ChunkWriter."""
-        return not (self._tokens or self._parser or self._origins)
+        return self._origins is None
 
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> ChatCompletion:
         """The answer to a request that does not stream."""
@@ -135,21 +139,25 @@ class ChatWriter:
 
     def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk | None:
         """More of the message."""
-        parsed = self._parsed(index, output.text_delta, final=output.finish_reason is not None)
-        told = parsed.content or parsed.calls or output.logprobs or output.written
-        if not (told or (self._origins and output.new_token_ids)):
+        split = self._splitter(index).feed(output)
+        content, calls, told_before = split.text, split.calls, self._characters.get(index, 0) - split.dropped
+        self._characters[index] = told_before + len(content)
+        if not (content or calls or output.logprobs or output.written or (self._origins and output.new_token_ids)):
             return None
-        delta = Delta(content=parsed.content) if parsed.content or not parsed.calls else Delta()
-        if parsed.calls:
-            delta.tool_calls = [_call_delta(call) for call in parsed.calls]
+        delta = Delta(content=content) if content or not calls else Delta()
+        if calls:
+            delta.tool_calls = [_call_delta(call) for call in calls]
         choice = ChunkChoice(index=index, delta=delta, logprobs=self._logprobs(output.logprobs or ()), finish_reason=None)
         if self._origins is not None:
             choice.token_origins = self._origins.more(index, output)
-        return self._chunk(choice)
+        chunk = self._chunk(choice)
+        if output.written is not None:
+            chunk.edge = EdgeNote.of(output.written, told_before, output.written.first_token)
+        return chunk
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> ChatCompletionChunk:
         """The message's end."""
-        reason = self._reason(index, reason)
+        reason = _reason(reason, self._splitter(index).num_calls)
         return self._chunk(ChunkChoice(index=index, delta=Delta(), logprobs=None, finish_reason=reason), metrics=metrics)
 
     def summary(self, metrics: ResponseMetrics) -> ChatCompletionChunk:
@@ -157,27 +165,22 @@ class ChatWriter:
         return self._chunk(metrics=metrics)
 
     def _whole(self, index: int, choice: Choice) -> ChatChoice:
-        parsed = self._parsed(index, choice.text, final=True)
-        message = AssistantMessage(role="assistant", content=parsed.content, refusal=None)
-        if parsed.calls:
-            message.content = parsed.content or None
-            message.tool_calls = [_call(call) for call in parsed.calls]
-        reason = self._reason(index, choice.finish_reason)
+        pieces = Pieces(self._parser() if self._parser else None)
+        split = Split(pieces.feed(choice.text, final=True))
+        message = AssistantMessage(role="assistant", content=split.text, refusal=None)
+        if split.calls:
+            message.content = split.text or None
+            message.tool_calls = [_call(call) for call in split.calls]
+        reason = _reason(choice.finish_reason, pieces.num_calls)
         answer = ChatChoice(index=index, message=message, logprobs=self._logprobs(choice.logprobs), finish_reason=reason)
         if self._origins is not None:
             answer.token_origins = self._origins.whole(choice.outputs)
         return answer
 
-    def _parsed(self, index: int, text: str, *, final: bool) -> Parsed:
-        if self._parser is None:
-            return Parsed(text, ())
-        if index not in self._parsers:
-            self._parsers[index] = self._parser()
-        return self._parsers[index].feed(text, final=final)
-
-    def _reason(self, index: int, reason: FinishReason) -> FinishReason:
-        called = index in self._parsers and self._parsers[index].num_calls
-        return "tool_calls" if called and reason == "stop" else reason
+    def _splitter(self, index: int) -> Splitter:
+        if index not in self._splitters:
+            self._splitters[index] = Splitter(self._parser() if self._parser else None, ordered=False)
+        return self._splitters[index]
 
     def _chunk(self, *choices: ChunkChoice, metrics: ResponseMetrics | None = None) -> ChatCompletionChunk:
         extra: dict[str, Any] = {} if metrics is None else {"metrics": metrics}
@@ -189,6 +192,10 @@ class ChatWriter:
         if self._tokens is None:
             return None
         return ChatLogprobs(content=[content_logprob(self._tokens, each) for each in logprobs], refusal=None)
+
+
+def _reason(reason: FinishReason, num_calls: int) -> FinishReason:
+    return "tool_calls" if num_calls and reason == "stop" else reason
 
 
 def _call(call: CallDelta) -> ToolCall:

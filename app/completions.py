@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -10,10 +11,10 @@ from typing import Any
 from app.errors import InvalidParameterError
 from app.generation import Choice
 from app.origins import Origins
-from app.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason
+from app.responses import Completion, CompletionChoice, CompletionLogprobs, EdgeNote, FinishReason
 from app.tokens import TokenTexts, encoded
 from app.usage import ResponseMetrics, Usage
-from speculative.request import RequestOutput, TokenLogprob
+from speculative.request import RequestOutput, TokenLogprob, Written
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -73,12 +74,12 @@ class CompletionWriter:
         self._created = created
         self._model = model
         self._tokens, self._echoed, self._origins = tokens, echoed, origins
-        self._offsets: dict[int, int] = {}
+        self._ends: dict[int, list[int]] = defaultdict(list)
 
     @property
     def revisable(self) -> bool:
         """As in ChunkWriter."""
-        return not (self._tokens or self._echoed or self._origins)
+        return self._origins is None
 
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> Completion:
         """The answer to a request that does not stream."""
@@ -97,11 +98,15 @@ class CompletionWriter:
         """More of the text."""
         if not (output.text_delta or output.logprobs or output.written or (self._origins and output.new_token_ids)):
             return None
+        note = None if output.written is None else self._note(index, output.written)
         logprobs = self._logprobs(index, output.logprobs or ())
         choice = CompletionChoice(index=index, text=output.text_delta, logprobs=logprobs, finish_reason=None)
         if self._origins is not None:
             choice.token_origins = self._origins.more(index, output)
-        return self._completion(choice)
+        completion = self._completion(choice)
+        if note is not None:
+            completion.edge = note
+        return completion
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> Completion:
         """The text's end."""
@@ -110,6 +115,15 @@ class CompletionWriter:
     def summary(self, metrics: ResponseMetrics) -> Completion:
         """No choice: what was said is of the whole response."""
         return self._completion(metrics=metrics)
+
+    def _note(self, index: int, written: Written) -> EdgeNote:
+        """What of a choice stands, an echoed prompt included, and what its next tokens' texts begin behind."""
+        character, token = written.first_character, written.first_token
+        if self._echoed is not None:
+            character, token = character + len(self._echoed[index].text), token + len(self._echoed[index].token_ids)
+        if not written.offline:
+            del self._ends[index][token:]
+        return EdgeNote.of(written, character, token)
 
     def _whole(self, index: int, choice: Choice) -> CompletionChoice:
         before, text = None, choice.text
@@ -139,8 +153,10 @@ class CompletionWriter:
     ) -> CompletionLogprobs:
         assert self._tokens is not None
         texts = [self._tokens.text(token) for token in token_ids]
-        offset = self._offsets.get(index, 0)
-        *offsets, self._offsets[index] = accumulate(map(len, texts), initial=offset)
+        ends = self._ends[index]
+        first, *following = accumulate(map(len, texts), initial=ends[-1] if ends else 0)
+        ends += following
+        offsets = [first, *following][: len(texts)]
         return CompletionLogprobs(tokens=texts, token_logprobs=list(logprobs), top_logprobs=list(top), text_offset=offsets)
 
     def _completion(self, *choices: CompletionChoice, metrics: ResponseMetrics | None = None) -> Completion:

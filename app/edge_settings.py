@@ -48,6 +48,8 @@ class EdgeSettings(HttpSettings):
         self.server_key()
         if self.server_ca_file is not None and not self.server_ca_file.is_file():
             raise ValueError(f"--server-ca-file: there is no file {self.server_ca_file}")
+        if self.server_ca_file is not None and not self.server.startswith("wss://"):
+            raise ValueError(f"--server-ca-file is for servers with TLS, and {self.server} has none: give an address with wss://")
         return self
 
     def server_key(self) -> str | None:

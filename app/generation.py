@@ -16,13 +16,13 @@ from app.deps import Serving
 from app.errors import ClientGoneError, RequestTimeoutError
 from app.guard import Places
 from app.responses import FinishReason
+from app.revising import Outputs, revised
 from app.sampling import sampling_params
 from app.schemas import SamplingRequest
 from speculative.errors import EngineNotReadyError, EngineStepError
 from speculative.request import Grammar, Request, RequestOutput, RequestStats, TokenLogprob
 
 T = TypeVar("T")
-Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ def requests_for(
                     body.priority or 0,
                     tuple(prediction),
                     body.cache_salt or "",
+                    revisable=True,
                 )
             )
         serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed
@@ -203,29 +204,6 @@ def _choice(outputs: Sequence[RequestOutput]) -> Choice:
         outputs[0].prompt_logprobs or (),
         outputs,
     )
-
-
-def revised(outputs: Sequence[RequestOutput]) -> Sequence[RequestOutput]:
-    """A choice's outputs without what later ones have taken back."""
-    kept: list[RequestOutput] = []
-    for output in outputs:
-        if (written := output.written) is not None and not written.offline:
-            kept = _cut(kept, written.first_token, written.first_character)
-        kept.append(output)
-    return kept
-
-
-def _cut(outputs: Sequence[RequestOutput], tokens: int, characters: int) -> list[RequestOutput]:
-    """The outputs' first so many tokens and characters."""
-    kept: list[RequestOutput] = []
-    for output in outputs:
-        own = output.new_token_ids[:tokens]
-        logprobs = None if output.logprobs is None else output.logprobs[: len(own)]
-        accepted = min(output.num_accepted, len(own))
-        text = output.text_delta[:characters]
-        kept.append(replace(output, new_token_ids=own, text_delta=text, logprobs=logprobs, num_accepted=accepted))
-        tokens, characters = tokens - len(own), characters - len(text)
-    return kept
 
 
 async def unless_disconnected(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from app.usage import ResponseMetrics, Usage
+from speculative.request import Written
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -163,11 +164,20 @@ class ChunkChoice(BaseModel):
 class EdgeNote(BaseModel):
     """How an edge came by a chunk that it wrote ``offline``, or that takes back what it wrote so.
 
-    With ``replace_from`` the chunk's text stands in the place of all of the choice's text from that character on.
+    With ``replace_from`` the chunk's text stands in the place of all text of the choice from that character on, and its tokens'
+    log-probabilities in the place of those from number ``replace_from_token`` on.
     """
 
     offline: bool
     replace_from: int | None = None
+    replace_from_token: int | None = None
+
+    @classmethod
+    def of(cls, written: Written, character: int, token: int) -> EdgeNote:
+        """The note on an output; a revised one leaves so many characters and tokens of what was told."""
+        if written.offline:
+            return cls(offline=True)
+        return cls(offline=False, replace_from=character, replace_from_token=token)
 
 
 class ChatCompletionChunk(BaseModel):

@@ -13,12 +13,13 @@ from sse_starlette.sse import AppStatus
 from starlette.types import Receive, Scope, Send
 
 from app.errors import to_api_error
-from app.generation import Outputs, finish_reason
-from app.responses import ChatCompletionChunk, Completion, EdgeNote, FinishReason
+from app.generation import finish_reason
+from app.responses import ChatCompletionChunk, Completion, FinishReason
 from app.responses_api.events import Event
+from app.revising import Outputs
 from app.schemas import ChoicesRequest
 from app.usage import ResponseMetrics, Usage
-from speculative.request import Request, RequestOutput, RequestStats, Written
+from speculative.request import Request, RequestOutput, RequestStats
 
 logger = logging.getLogger("moaserve.app")
 
@@ -31,7 +32,7 @@ class ChunkWriter(Protocol):
 
     @property
     def revisable(self) -> bool:
-        """Whether text can be taken back: not where others read it on its way, or count its tokens."""
+        """Whether an edge may take back what no server has verified of it."""
 
     def begin(self, index: int, first: RequestOutput) -> Chunk | None:
         """What comes before a choice's text, if the API has a chunk for that."""
@@ -120,8 +121,6 @@ async def _events(
                     if (first := writer.begin(index, output)) is not None:
                         yield event(first)
                 if (more := writer.text(index, output)) is not None:
-                    if (written := output.written) is not None:
-                        more.edge = _note(written)
                     yield event(more)
                 if output.finish_reason is not None:
                     unfinished -= 1
@@ -135,7 +134,3 @@ async def _events(
         failed(told.status, told.code)
         yield f"data: {told.body()}\n\n".encode()
     yield DONE
-
-
-def _note(written: Written) -> EdgeNote:
-    return EdgeNote(offline=True) if written.offline else EdgeNote(offline=False, replace_from=written.first_character)

@@ -212,8 +212,10 @@ class Engine:
             following = sequence.tokens[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
             sequence.prompt_logprobs += text_logprobs(self.target, hidden, following, count)
         if self.drafter is not None and sequence.speculative:
-            verified = VerifiedTokens(torch.full_like(token_ids, sequence.slot), plan.positions, token_ids, tapped)
-            first = max(0, window_start(sequence, self.drafter.window) - chunk.start)
+            begin = window_start(sequence, self.drafter.window)
+            slots = torch.full_like(token_ids, sequence.slot)
+            verified = VerifiedTokens(slots, plan.positions, token_ids, tapped, max(0, begin))
+            first = max(0, begin - chunk.start)
             if first < len(token_ids):
                 self.drafter.extend(verified.only(slice(first, None)), self.cache)
         return hidden

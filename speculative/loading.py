@@ -92,9 +92,10 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         config.draft_depth, config.draft_breadth, config.draft_nodes, config.draft_min_reach, config.draft_temperature
     )
     make_drafter, drafter_name, network = _drafter(config, target, shape)
-    if config.draft_window and drafter_name != "moa":
+    if config.draft_window and drafter_name not in ("moa", "eagle"):
         raise EngineLoadError(
-            f"--draft-window {config.draft_window}: only MoA drafters can leave out a prompt's beginning (drafter: {drafter_name})"
+            f"--draft-window {config.draft_window}: only MoA and EAGLE drafters can leave out a prompt's beginning "
+            f"(drafter: {drafter_name})"
         )
     generation = read_json(folder, "generation_config.json")
     info = ModelInfo(
@@ -190,7 +191,7 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ma
     if architecture == EAGLE:
         eagle = load_eagle(folder, target.config, dtype=small, device=target.device)
         return (
-            lambda slots, length: with_text(EagleDrafter(eagle, target, slots, length, shape), lookup),
+            lambda slots, length: with_text(EagleDrafter(eagle, target, slots, length, shape, config.draft_window or None), lookup),
             "eagle",
             eagle,
         )

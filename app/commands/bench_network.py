@@ -60,16 +60,33 @@ def network(
     drafter: Annotated[
         str, typer.Option(help="The MoA drafter: auto, a folder or a hub id.", rich_help_panel=options.SPECULATION)
     ] = "auto",
+    draft_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most candidates that edges send at once, whatever drafts; how many follows from the network. (default: 32)",
+            rich_help_panel=options.SPECULATION,
+        ),
+    ] = None,
+    draft_window: Annotated[
+        int,
+        typer.Option(
+            min=0, help="How many of a prompt's last tokens MoA and EAGLE-2 read; 0: all.", rich_help_panel=options.SPECULATION
+        ),
+    ] = 128,
     dtype: Annotated[
         str,
         typer.Option(help="auto, float32 or bfloat16; texts can be compared exactly in float32.", rich_help_panel=options.ENGINE),
     ] = "float32",
-    compile: Annotated[str, typer.Option(help="Of servers: auto, on or off.", rich_help_panel=options.ENGINE)] = "auto",
+    compile: Annotated[
+        str, typer.Option(help="Of servers and MoA's edges: auto, on or off.", rich_help_panel=options.ENGINE)
+    ] = "auto",
 ) -> None:
     """Drafting on an edge over slow networks, against streaming from the server: speed, first token, bytes and server time.
 
     Starts servers and edges, puts an emulated network between them, and asks all kinds the same prompts with the same seeds, in
-    turn. Every text is compared with plain streaming's; ends with exit code 1 when any differs or fails.
+    turn. Every text is compared with plain streaming's; ends with exit code 1 when any differs or fails. One that fails is left
+    out, and with --out what there is stands there after every round.
 
     For example:
 
@@ -84,8 +101,7 @@ def network(
     options.load_settings(model=model, drafter=drafter, dtype=dtype, compile=compile)
     import asyncio
 
-    from benchmarks.network import figures, kinds, measuring, report
-    from benchmarks.network.asking import AnswerError
+    from benchmarks.network import figures, kinds, measuring, report, verdicts
     from benchmarks.network.namespaces import NetworkError
     from benchmarks.network.processes import Cores, ProcessError, usable_cores
     from benchmarks.network.transports import choose_transport
@@ -109,7 +125,8 @@ def network(
     ]
     for note in notes:
         typer.echo(note, err=True)
-    pair = kinds.Pair(model, drafter, dtype, compile)
+    pair = kinds.Pair(model, drafter, dtype, compile, draft_nodes, draft_window)
+    results = measuring.Results()
     with tempfile.TemporaryDirectory(prefix="moaserve-bench-") as folder:
         bundle = Path(folder, "bundle")
         with loading.clear_errors():
@@ -133,10 +150,25 @@ def network(
         with typer.progressbar(
             length=plan.num_requests, label="asking", show_pos=True, file=typer.get_text_stream("stderr")
         ) as bar:
+
+            class Watcher:
+                """Shows how far it is, and keeps what there is: an hour of it must not be lost to what comes last."""
+
+                def asked(self) -> None:
+                    bar.update(1)
+
+                def noted(self, results: measuring.Results) -> None:
+                    if out is not None:
+                        report.write_figures(results, plan, notes, out)
+
             try:
-                results = asyncio.run(measuring.measure(plan, lambda: bar.update(1)))
-            except (ProcessError, NetworkError, AnswerError) as error:
-                options.fail(str(error))
+                asyncio.run(measuring.measure(plan, results, Watcher()))
+            except (ProcessError, NetworkError) as error:
+                results.failures.append(str(error))
+            except KeyboardInterrupt:
+                results.failures.append("it was interrupted")
+    if not results.runs:
+        options.fail("nothing was measured: " + "; ".join(results.failures))
     report.print_results(results, plan, notes)
     if out is not None:
         try:
@@ -144,7 +176,7 @@ def network(
                 typer.echo(path)
         except ImportError:
             options.fail("no pictures: pip install 'moaserve[eval]'; the figures are written")
-    different, _ = figures.differing([*figures.figures(results).values(), *figures.crowd_figures(results).values()])
+    different, _ = verdicts.differing([*figures.figures(results).values(), *figures.crowd_figures(results).values()])
     raise typer.Exit(1 if different or results.failures else 0)
 
 

@@ -94,8 +94,8 @@ DraftLookup = Annotated[
 DraftWindow = Annotated[
     int | None,
     typer.Option(
-        help="How many of a prompt's last tokens a MoA drafter reads, 0: all. Reading more costs time before the first token. "
-        "(default: 128)",
+        help="How many of a prompt's last tokens a MoA or EAGLE drafter reads, 0: all. Reading more costs time before the first "
+        "token. (default: 128, EAGLE: all)",
         rich_help_panel=SPECULATION,
     ),
 ]

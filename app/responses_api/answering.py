@@ -13,12 +13,13 @@ from fastapi import Response
 
 from app.deps import Serving
 from app.errors import UnavailableError, to_api_error
-from app.generation import Outputs, unless_disconnected
+from app.generation import unless_disconnected
 from app.guard import Places
 from app.responses_api.bodies import RUNNING, ResponseBody
 from app.responses_api.events import Event
 from app.responses_api.items import Item
 from app.responses_api.writer import ResponseWriter
+from app.revising import Outputs
 from app.sessions.store import StoredResponse
 from app.streaming import stream_events
 from speculative.errors import EngineStepError

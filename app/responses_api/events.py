@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from app.responses import ContentLogprob
+from app.responses import ContentLogprob, EdgeNote
 from app.responses_api.bodies import OutputItem, OutputText, ResponseBody
 
 
@@ -39,7 +39,7 @@ class PartEvent(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """More text of a part, or log-probabilities of tokens that are no whole text yet."""
+    """More text of a part, or log-probabilities of tokens that are no whole text yet; ``edge`` is ours, and of an edge's own."""
 
     type: Literal["response.output_text.delta"]
     sequence_number: int
@@ -48,6 +48,7 @@ class TextDelta(BaseModel):
     content_index: int
     delta: str
     logprobs: list[ContentLogprob]
+    edge: EdgeNote | None = None
 
 
 class TextDone(BaseModel):
@@ -63,13 +64,14 @@ class TextDone(BaseModel):
 
 
 class ArgumentsDelta(BaseModel):
-    """More of a call's arguments, as text."""
+    """More of a call's arguments, as text; ``edge`` as in TextDelta."""
 
     type: Literal["response.function_call_arguments.delta"]
     sequence_number: int
     item_id: str
     output_index: int
     delta: str
+    edge: EdgeNote | None = None
 
 
 class ArgumentsDone(BaseModel):

@@ -19,6 +19,7 @@ class MessageWriter:
         self._id, self._index, self._numbers = item_id, index, numbers
         self._texts: list[str] = []
         self._logprobs: list[ContentLogprob] = []
+        self.num_characters = 0
 
     def item(self, status: ItemStatus) -> OutputMessage:
         """The message as it stands."""
@@ -34,6 +35,7 @@ class MessageWriter:
 
     def text(self, text: str, logprobs: Sequence[ContentLogprob]) -> list[Event]:
         """More text."""
+        self.num_characters += len(text)
         self._texts.append(text)
         self._logprobs += logprobs
         delta = TextDelta(
@@ -46,6 +48,12 @@ class MessageWriter:
             logprobs=list(logprobs),
         )
         return [delta]
+
+    def cut(self, num_characters: int, num_logprobs: int) -> None:
+        """Take back all text and log-probabilities but so many of the first."""
+        self._texts = ["".join(self._texts)[:num_characters]]
+        self.num_characters = len(self._texts[0])
+        del self._logprobs[num_logprobs:]
 
     def finish(self, status: ItemStatus) -> list[Event]:
         """Text, part and message are complete."""

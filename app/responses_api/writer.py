@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, Literal
 
 from app.chat import content_logprob
 from app.errors import to_api_error
 from app.generation import finish_reason
-from app.responses import ContentLogprob
+from app.responses import ContentLogprob, EdgeNote
 from app.responses_api.bodies import (
     IncompleteDetails,
     ItemStatus,
@@ -20,14 +21,14 @@ from app.responses_api.bodies import (
     Status,
 )
 from app.responses_api.calls import CallWriter
-from app.responses_api.events import Event, ResponseEvent
+from app.responses_api.events import ArgumentsDelta, Event, ResponseEvent, TextDelta
 from app.responses_api.items import item_id
 from app.responses_api.message import MessageWriter
-from app.responses_api.pieces import Pieces
 from app.tokens import TokenTexts
 from app.tools.parsing import CallDelta, ToolParser
+from app.tools.splitting import Split, Splitter
 from app.usage import ResponseMetrics
-from speculative.request import RequestOutput
+from speculative.request import RequestOutput, Written
 
 Ending = Literal["response.completed", "response.incomplete", "response.failed"]
 
@@ -41,7 +42,7 @@ class ResponseWriter:
 
     def __init__(self, response: ResponseBody, tokens: TokenTexts | None, parser: ToolParser | None) -> None:
         self.response = response
-        self._tokens, self._pieces = tokens, Pieces(parser)
+        self._tokens, self._splitter = tokens, Splitter(parser, ordered=True)
         self._numbers = count()
         self._done: list[OutputItem] = []
         self._open: MessageWriter | CallWriter | None = None
@@ -57,14 +58,30 @@ class ResponseWriter:
         """What an output adds; the last one ends the response."""
         events: list[Event] = []
         logprobs = [] if self._tokens is None else [content_logprob(self._tokens, each) for each in output.logprobs or ()]
-        pieces = self._pieces.feed(output.text_delta, final=output.finish_reason is not None)
-        if logprobs and not pieces:
-            pieces = [""]  # of tokens that are no whole text yet
+        split = self._splitter.feed(output)
+        pieces, note = split.pieces, None
+        if output.written is not None:
+            note = self._note(output.written, split)
+        if (logprobs or (note is not None and note.replace_from is not None)) and not (pieces and isinstance(pieces[0], str)):
+            pieces = ["", *pieces]  # of tokens that are no whole text yet, or in whose place there is none
         for piece in pieces:
             events += self._text(piece, logprobs) if isinstance(piece, str) else self._call(piece)
+        if note is not None:
+            _annotate(events, note)
         if output.finish_reason is not None:
             events += self._finish(output)
         return events
+
+    def _note(self, written: Written, split: Split) -> EdgeNote | None:
+        """What is said of what an edge writes; what it takes back is always of the message that is being written."""
+        if written.offline:
+            return EdgeNote(offline=True)
+        message = self._open
+        if not isinstance(message, MessageWriter) or not (split.dropped or self._tokens):
+            return None
+        stands = message.num_characters - split.dropped
+        message.cut(stands, written.first_token)
+        return EdgeNote.of(written, stands, written.first_token)
 
     def fail(self, error: Exception) -> list[Event]:
         """It ends by an error, with what there is."""
@@ -136,3 +153,10 @@ class ResponseWriter:
 
     def _end(self, kind: Ending) -> ResponseEvent:
         return ResponseEvent(type=kind, sequence_number=next(self._numbers), response=self.response)
+
+
+def _annotate(events: Sequence[Event], note: EdgeNote) -> None:
+    """Mark what was written alone, all of it, or the first that comes in the place of something else."""
+    deltas = [event for event in events if isinstance(event, TextDelta | ArgumentsDelta)]
+    for event in deltas if note.offline else deltas[:1]:
+        event.edge = note

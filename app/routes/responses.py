@@ -25,6 +25,7 @@ from app.responses_api.items import messages
 from app.responses_api.schemas import ResponseRequest
 from app.responses_api.tools import NamedTool
 from app.responses_api.writer import ResponseWriter
+from app.revising import verified
 from app.sessions.store import StoredResponse
 from app.structured import Constraint
 from app.tokens import TokenTexts
@@ -56,7 +57,10 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
     tokens = TokenTexts(tokenizer) if body.logprob_count is not None else None
     writer = ResponseWriter(_queued(body, response_id, model, requests[0]), tokens, tools.parser() if tools else None)
     places = places_for(serving, requests)
-    answering = Answering(serving, owner, items, places, limited(serving, run(serving, requests, places)), writer)
+    outputs = limited(serving, run(serving, requests, places))
+    if body.constraint is not None:
+        outputs = verified(outputs)
+    answering = Answering(serving, owner, items, places, outputs, writer)
     if body.background:
         return await answering.later()
     return answering.streamed() if body.stream else await answering.whole(http)

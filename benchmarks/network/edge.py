@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--offline", choices=["stop"], default="stop", help="these drafters cannot write alone")
     parser.add_argument("--reconnect-timeout", type=float, default=1.0)
+    parser.add_argument("--draft-nodes", type=int, default=EdgeSettings.model_fields["draft_nodes"].default)
     given = parser.parse_args()
     settings = EdgeSettings(
         server=given.server,
@@ -32,6 +33,7 @@ def main() -> int:
         num_threads=given.num_threads,
         offline=given.offline,
         reconnect_timeout=given.reconnect_timeout,
+        draft_nodes=given.draft_nodes,
     )
     what = f"{given.drafter} for {given.server}"
     return serving.serve(

@@ -1,11 +1,10 @@
-"""What runs come to: medians and quartiles, shares of a token, and whether all texts were the same."""
+"""What runs come to: medians and quartiles, shares of a token, and how many texts were the same."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from benchmarks.network.asking import Answer, Cost
 from benchmarks.network.kinds import PLAIN
@@ -90,12 +89,18 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One kind over one link at one temperature; ``same`` of ``runs`` texts were those of plain streaming."""
+    """One kind over one link at one temperature; ``same`` of ``runs`` texts were those of plain streaming.
+
+    ``first`` (seconds) and ``speed`` (tokens per second) are spread over all runs, ``first_by_round`` and ``speed_by_round`` are
+    the medians of each round: how far these lie apart says what a difference between kinds is worth.
+    """
 
     runs: int
     tokens: int
     first: Spread
     speed: Spread
+    first_by_round: tuple[float, ...]
+    speed_by_round: tuple[float, ...]
     decode_speed: Spread | None
     tau: float
     shares: Shares
@@ -129,12 +134,15 @@ def figures(results: Results) -> dict[Key, Figures]:
 
 def _figures(runs: Sequence[Run], expected: dict[tuple[float, int], str]) -> Figures:
     answers = [run.answer for run in runs]
+    rounds = [[run.answer for run in runs if run.round == number] for number in sorted({run.round for run in runs})]
     decoding = [speed for answer in answers if (speed := answer.decode_tokens_per_second) is not None]
     return Figures(
         runs=len(runs),
         tokens=sum(answer.tokens for answer in answers),
         first=Spread.of(answer.first for answer in answers),
         speed=Spread.of(answer.tokens_per_second for answer in answers),
+        first_by_round=tuple(statistics.median(answer.first for answer in each) for each in rounds),
+        speed_by_round=tuple(statistics.median(answer.tokens_per_second for answer in each) for each in rounds),
         decode_speed=Spread.of(decoding) if decoding else None,
         tau=acceptance_length(answers),
         shares=Shares.of(answers, [run.cost for run in runs], has_edge=_has_edge(runs[0].kind)),
@@ -151,7 +159,7 @@ def crowd_figures(results: Results) -> dict[CrowdKey, CrowdFigures]:
 def _crowd_figures(crowd: Crowd, expected: dict[tuple[float, int], str]) -> CrowdFigures:
     answers = crowd.answers
     tokens = sum(answer.tokens for answer in answers)
-    prompts = 1 + max(prompt for _, prompt in expected)
+    prompts = 1 + max((prompt for _, prompt in expected), default=0)
     texts = [expected.get((crowd.temperature, number % prompts)) for number in range(len(answers))]
     return CrowdFigures(
         clients=crowd.clients,
@@ -183,80 +191,6 @@ def acceptance_length(answers: Iterable[Answer]) -> float:
         steps += answer.stats.get("num_spec_steps", 0)
         gained += answer.stats.get("num_accepted_draft_tokens", 0)
     return 1 + gained / steps if steps else 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Which kind was fastest over a link at a temperature, by its median, and how far ahead of plain streaming."""
-
-    link: str
-    temperature: float
-    by_speed: str
-    speed_ratio: float
-    by_first: str
-    first_ratio: float
-
-    def line(self) -> str:
-        """For people."""
-        how = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
-        speed = "" if self.by_speed == PLAIN else f" ({self.speed_ratio:.2f}x {PLAIN})"
-        first = "" if self.by_first == PLAIN else f" ({self.first_ratio:.2f}x the time of {PLAIN})"
-        fastest, soonest = self.by_speed + speed, self.by_first + first
-        return f"{self.link}, {how}: most tokens per second from {fastest}, first token soonest from {soonest}"
-
-
-def verdicts(found: dict[Key, Figures]) -> list[Verdict]:
-    """For each link and temperature."""
-    told = []
-    for link, temperature in dict.fromkeys(key[:2] for key in found):
-        kinds = {key[2]: each for key, each in found.items() if key[:2] == (link, temperature)}
-        fastest = max(kinds, key=lambda kind: kinds[kind].speed.median)
-        soonest = min(kinds, key=lambda kind: kinds[kind].first.median)
-        if (plain := kinds.get(PLAIN)) is None:  # all of its requests have failed
-            continue
-        ratios = kinds[fastest].speed.median / plain.speed.median, kinds[soonest].first.median / plain.first.median
-        told.append(Verdict(link, temperature, fastest, ratios[0], soonest, ratios[1]))
-    return told
-
-
-def differing(found: Sequence[Figures | CrowdFigures]) -> tuple[int, int]:
-    """Texts that were not plain streaming's, and all."""
-    return sum(each.runs - each.same for each in found), sum(each.runs for each in found)
-
-
-def as_dict(results: Results) -> dict[str, Any]:
-    """For JSON: figures, and every single run without its text."""
-    found, crowds = figures(results), crowd_figures(results)
-    different, total = differing([*found.values(), *crowds.values()])
-    return {
-        "texts": {"total": total, "different_from_plain": different},
-        "failures": results.failures,
-        "figures": [
-            {"link": link, "temperature": temperature, "kind": kind, **_rounded(asdict(each))}
-            for (link, temperature, kind), each in found.items()
-        ],
-        "verdicts": [_rounded(asdict(verdict)) for verdict in verdicts(found)],
-        "crowds": [
-            {"link": crowd.link, "temperature": crowd.temperature, "kind": crowd.kind}
-            | _rounded(asdict(crowds[crowd.temperature, crowd.kind]))
-            for crowd in results.crowds
-        ],
-        "runs": [_run(run) for run in results.runs],
-    }
-
-
-def _run(run: Run) -> dict[str, Any]:
-    answer = run.answer
-    measured = {"tokens": answer.tokens, "first": answer.first, "seconds": answer.seconds, "cost": asdict(run.cost)}
-    who = {"kind": run.kind, "link": run.link, "temperature": run.temperature, "prompt": run.prompt}
-    return {**who, **_rounded(measured), "metrics": answer.stats}
-
-
-def _rounded(value: Any) -> Any:
-    """Six significant digits are more than any of this has."""
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _has_edge(kind: str) -> bool:

@@ -16,6 +16,9 @@ MOA: Final = "edge, MoA"
 INDEPENDENT: Final = "edge, independent"
 EAGLE: Final = "edge, EAGLE-2"
 
+NO_DRAFTER: Final = "none"
+"""The drafter of a server without one."""
+
 PATIENCE_S: Final = 30.0
 """That a text waits for a connection that was lost: a bad link looks like a server that is gone."""
 
@@ -38,12 +41,18 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What servers and edges load."""
+    """What servers and edges load, and how they draft.
+
+    Trees of edges have at most ``draft_nodes`` nodes, whatever drafts (None: as many as edges send by themselves). Of a prompt MoA
+    and EAGLE-2 read the last ``draft_window`` tokens (0: all).
+    """
 
     model: str
     drafter: str
     dtype: str
     compile: str
+    draft_nodes: int | None = None
+    draft_window: int = 128
 
 
 def kinds(bundle: Path, independent: Path | None, eagle: Path | None) -> list[Kind]:
@@ -60,6 +69,10 @@ def server_command(pair: Pair, drafter: str, host: str, slots: int) -> list[str]
     """A server of ``slots`` places that reads each prompt anew, however often it comes."""
     options = ["--host", host, "--port", "0", "--no-playground", "--num-threads", "1", "--prefix-cache-tokens", "0"]
     options += ["--model", pair.model, "--drafter", drafter, "--dtype", pair.dtype, "--compile", pair.compile]
+    if drafter != NO_DRAFTER:
+        options += ["--draft-window", str(pair.draft_window)]
+    if pair.draft_nodes is not None:
+        options += ["--remote-tree-nodes", str(pair.draft_nodes)]
     return moaserve("serve", *options, "--max-num-seqs", str(slots))
 
 
@@ -69,6 +82,8 @@ def edge_command(pair: Pair, kind: Kind, address: tuple[str, int]) -> list[str]:
     options = ["--server", server, "--port", "0", "--num-threads", "1", "--dtype", pair.dtype]
     # What an edge writes alone is not compared: cut off, it waits.
     options += ["--offline", "stop", "--reconnect-timeout", f"{PATIENCE_S:g}"]
+    if pair.draft_nodes is not None:
+        options += ["--draft-nodes", str(pair.draft_nodes)]
     if kind.name == MOA:
-        return moaserve("edge", "--bundle", str(kind.drafts), *options)
+        return moaserve("edge", "--bundle", str(kind.drafts), "--compile", pair.compile, *options)
     return [sys.executable, "-m", "benchmarks.network.edge", "--drafter", str(kind.drafts), "--model", pair.model, *options]

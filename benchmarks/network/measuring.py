@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.network.asking import Answer, AnswerError, Cost
 from benchmarks.network.kinds import Kind, Pair
 from benchmarks.network.links import Link
-from benchmarks.network.processes import Cores, pinned
+from benchmarks.network.processes import Cores, ProcessError, pinned
 from benchmarks.network.stage import Place, Stage
 from benchmarks.network.transports import TransportName, open_transport
 from benchmarks.prompts import Prompt
@@ -51,11 +51,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One prompt asked alone."""
+    """One prompt asked alone, in round number ``round`` of all."""
 
     kind: str
     link: str
     temperature: float
+    round: int
     prompt: int
     answer: Answer
     cost: Cost
@@ -83,12 +84,21 @@ class Results:
     failures: list[str] = field(default_factory=list)
 
 
-async def measure(plan: Plan, progress: Callable[[], None]) -> Results:
-    """Run the plan; raises ProcessError and NetworkError for what cannot start.
+class Watcher(Protocol):
+    """Whom a measurement tells how far it is."""
 
-    A single request that fails is noted; AnswerError is raised where the first over a link does, or one of many at once.
+    def asked(self) -> None:
+        """One more of ``Plan.num_requests`` has ended."""
+
+    def noted(self, results: Results) -> None:
+        """A round, or a crowd, is complete: what there is so far."""
+
+
+async def measure(plan: Plan, results: Results, watcher: Watcher) -> None:
+    """Run the plan, and add to ``results``; raises ProcessError and NetworkError for what cannot start.
+
+    What fails after that is noted there, and all else goes on.
     """
-    results = Results()
     slots = max(plan.clients, 1)
     with pinned(plan.cores.client if plan.cores else None):
         async with (
@@ -99,27 +109,25 @@ async def measure(plan: Plan, progress: Callable[[], None]) -> Results:
                 places = [await stack.enter_async_context(stage.place(kind)) for kind in plan.kinds]
                 for link in plan.links:
                     transport.shape(link)
-                    await _alone(plan, stage, places, link, results, progress)
+                    await _alone(plan, stage, places, link, results, watcher)
             if plan.clients:
                 transport.shape(plan.crowded_over)
                 for kind in plan.kinds:
-                    async with stage.place(kind, plan.clients) as place:
-                        await _crowded(plan, stage, place, results)
-                        for _ in plan.temperatures:
-                            progress()
-    return results
+                    await _crowded(plan, stage, kind, results, watcher)
 
 
-async def _alone(
-    plan: Plan, stage: Stage, places: Sequence[Place], link: Link, results: Results, progress: Callable[[], None]
-) -> None:
+async def _alone(plan: Plan, stage: Stage, places: Sequence[Place], link: Link, results: Results, watcher: Watcher) -> None:
     """All kinds over one link, prompt by prompt, taking turns at going first."""
     for place in places:
         # The first request over a link pays for connections, and tells an edge how long the link is.
-        await stage.ask(place, plan.prompts[0].token_ids, **plan.parameters(0, 0.0) | {"max_tokens": WARM_UP_TOKENS})
+        try:
+            await stage.ask(place, plan.prompts[0].token_ids, **plan.parameters(0, 0.0) | {"max_tokens": WARM_UP_TOKENS})
+        except AnswerError as error:
+            results.failures.append(f"{place.kind.name}, {link.name}, warming up: {error}")
     turn = 0
-    for temperature in plan.temperatures:
-        for _ in range(plan.rounds):
+    # Rounds outside, so that what changes with time (another program's load) falls on both temperatures alike.
+    for round in range(plan.rounds):
+        for temperature in plan.temperatures:
             for number, prompt in enumerate(plan.prompts):
                 for place in (*places[turn:], *places[:turn]):
                     try:
@@ -127,19 +135,35 @@ async def _alone(
                     except AnswerError as error:
                         results.failures.append(f"{place.kind.name}, {link.name}, temperature {temperature:g}: {error}")
                     else:
-                        results.runs.append(Run(place.kind.name, link.name, temperature, number, answer, cost))
-                    progress()
+                        results.runs.append(Run(place.kind.name, link.name, temperature, round, number, answer, cost))
+                    watcher.asked()
                 turn = (turn + 1) % len(places)
+        watcher.noted(results)
 
 
-async def _crowded(plan: Plan, stage: Stage, place: Place, results: Results) -> None:
+async def _crowded(plan: Plan, stage: Stage, kind: Kind, results: Results, watcher: Watcher) -> None:
     """Every client asks at least two prompts, so that few moments have fewer than all at work."""
     count = max(len(plan.prompts), 2 * plan.clients)
     prompts = [plan.prompts[number % len(plan.prompts)].token_ids for number in range(count)]
-    size = len(plan.prompts)
+    size, left = len(plan.prompts), list(plan.temperatures)
     warm_up = plan.parameters(0, 0.0) | {"max_tokens": WARM_UP_TOKENS}
-    await stage.load(place, prompts[: plan.clients], [warm_up] * plan.clients)
-    for temperature in plan.temperatures:
-        parameters = [plan.parameters(number % size, temperature) for number in range(count)]
-        answers, seconds, cost = await stage.load(place, prompts, parameters)
-        results.crowds.append(Crowd(place.kind.name, plan.crowded_over.name, temperature, plan.clients, answers, seconds, cost))
+    try:
+        async with stage.place(kind, plan.clients) as place:
+            await stage.load(place, prompts[: plan.clients], [warm_up] * plan.clients)
+            while left:
+                temperature = left[0]
+                parameters = [plan.parameters(number % size, temperature) for number in range(count)]
+                try:
+                    answers, seconds, cost = await stage.load(place, prompts, parameters)
+                except AnswerError as error:
+                    results.failures.append(f"{kind.name}, {plan.clients} at once, temperature {temperature:g}: {error}")
+                else:
+                    who = kind.name, plan.crowded_over.name, temperature
+                    results.crowds.append(Crowd(*who, plan.clients, answers, seconds, cost))
+                del left[0]
+                watcher.asked()
+                watcher.noted(results)
+    except (AnswerError, ProcessError) as error:
+        results.failures.append(f"{kind.name}, {plan.clients} at once: {error}")
+        for _ in left:
+            watcher.asked()

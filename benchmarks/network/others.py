@@ -75,8 +75,9 @@ class OtherEdgeModel(EdgeModel):
         tokenizer = self._tokenizer
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         self.grammars = Grammars(tokenizer, self.info.vocab_size, sorted(self.eos_token_ids)) if tokenizer is not None else None
-        self._free = [self._another()]  # type: ignore[list-item]
-        self._free[0].pack()
+        first = self._another()
+        first.pack()
+        self._free = [first]
         self._drafters = DrafterOfEach()
         self._drafter = with_text(self._drafters, lookup)
 
@@ -89,7 +90,7 @@ class OtherEdgeModel(EdgeModel):
         """Features, or nothing."""
         return MemoryCodec.of_hidden(self._target.config, format) if isinstance(self._whole, Eagle) else _Nothing()
 
-    def _another(self) -> _OnEdge:  # type: ignore[override]
+    def _another(self) -> _OnEdge:
         network, length = self._whole, self.info.max_model_len
         if isinstance(network, Eagle):
             return EagleOnEdge(EagleDrafter(network, self._target, 1, length, self.largest))
@@ -135,6 +136,14 @@ class EagleOnEdge(_OnEdge):
 
     inner: EagleDrafter
 
+    def __init__(self, drafter: EagleDrafter) -> None:
+        super().__init__(drafter)
+        self._end = 0
+
+    def forget(self, sequence: Sequence) -> None:
+        """The next text's features begin anew."""
+        self._end = 0
+
     def pack(self) -> None:
         """The head too, which here is nobody else's."""
         super().pack()
@@ -142,8 +151,10 @@ class EagleOnEdge(_OnEdge):
             self.inner.head.pack()
 
     def extend(self, received: ReceivedMemory) -> None:
-        """Keep them, and the layer's keys and values."""
-        verified = VerifiedTokens(received.slots, received.positions, received.token_ids)
+        """Keep them, and the layer's keys and values; nothing is known before the first of a window."""
+        first = int(received.positions[0])
+        begin, self._end = first if first > self._end else 0, int(received.positions[-1]) + 1
+        verified = VerifiedTokens(received.slots, received.positions, received.token_ids, begin=begin)
         self.inner.remember(verified, received.crossing.to(self.inner.dtype))
 
 

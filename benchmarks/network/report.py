@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import provenance, write_json
-from benchmarks.network.figures import (
-    CrowdFigures,
-    Figures,
-    Shares,
-    Spread,
-    as_dict,
-    crowd_figures,
-    differing,
-    figures,
-    verdicts,
-)
+from benchmarks.network.figures import CrowdFigures, Figures, Shares, Spread, crowd_figures, figures
+from benchmarks.network.keeping import as_dict
 from benchmarks.network.measuring import Plan, Results
+from benchmarks.network.verdicts import differing, verdicts
 
 
 def print_results(results: Results, plan: Plan, notes: list[str]) -> None:
@@ -28,14 +21,14 @@ def print_results(results: Results, plan: Plan, notes: list[str]) -> None:
     found, crowds = figures(results), crowd_figures(results)
     links = {link.name: link for link in plan.links}
     told = {(verdict.link, verdict.temperature): verdict.line() for verdict in verdicts(found)}
-    for name, temperature in told:
+    for name, temperature in dict.fromkeys(key[:2] for key in found):
         here = {kind: each for (link, at, kind), each in found.items() if (link, at) == (name, temperature)}
-        title = f"{links[name].describe()}; {_sampling(temperature)}; medians and quartiles"
-        speeds = _table(title, "first token, ms", "tokens/s", "decoding, tokens/s", "τ", "same text")
+        title = f"{links[name].describe()}; {_sampling(temperature)}; medians and quartiles, and the medians of rounds"
+        speeds = _table(title, "first token, ms", "by round", "tokens/s", "by round", "decoding, tokens/s", "τ", "same text")
         for kind, each in here.items():
             speeds.add_row(kind, *_speeds(each))
         console.print(speeds, _costs({kind: each.shares for kind, each in here.items()}))
-        console.print(told[name, temperature])
+        console.print(told.get((name, temperature), "Plain streaming has failed: there is nothing to compare with."))
     for temperature in dict.fromkeys(key[0] for key in crowds):
         crowd = {kind: each for (at, kind), each in crowds.items() if at == temperature}
         title = f"{plan.clients} clients at once; {plan.crowded_over.describe()}; {_sampling(temperature)}"
@@ -65,7 +58,9 @@ def _table(title: str | None, *names: str) -> Table:
 
 def _speeds(each: Figures) -> list[str]:
     decoding = "–" if each.decode_speed is None else _spread(each.decode_speed)
-    return [_spread(each.first, 1e3), _spread(each.speed), decoding, f"{each.tau:.2f}", f"{each.same} of {each.runs}"]
+    first, speed = _spread(each.first, 1e3), _spread(each.speed)
+    by_round = _range(each.first_by_round, 1e3), _range(each.speed_by_round)
+    return [first, by_round[0], speed, by_round[1], decoding, f"{each.tau:.2f}", f"{each.same} of {each.runs}"]
 
 
 def _served(each: CrowdFigures) -> list[str]:
@@ -91,18 +86,36 @@ def _spread(spread: Spread, factor: float = 1.0) -> str:
     return f"{median} ({low}–{high})"
 
 
+def _range(values: Sequence[float], factor: float = 1.0) -> str:
+    low, high = min(values) * factor, max(values) * factor
+    digits = 0 if low >= 100 else 1
+    return f"{low:.{digits}f}" if len(values) == 1 else f"{low:.{digits}f}–{high:.{digits}f}"
+
+
 def _sampling(temperature: float) -> str:
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
 def write(results: Results, plan: Plan, notes: list[str], folder: Path) -> list[Path]:
     """Figures, every run and what they were measured with as results.json, and pictures; raises ImportError without matplotlib."""
+    written = [write_figures(results, plan, notes, folder)]
+    from benchmarks.network.drawing import draw
+
+    what = f"{len(plan.prompts)} prompts, {plan.rounds} times each, at most {plan.max_tokens} tokens; medians and quartiles"
+    found = figures(results)
+    return [*written, *draw(found, folder, what=what)] if found else written
+
+
+def write_figures(results: Results, plan: Plan, notes: list[str], folder: Path) -> Path:
+    """results.json alone; what was there is replaced at once, so that there always is a whole one."""
     pair = plan.pair
     settings = {
         "model": pair.model,
         "drafter": pair.drafter,
         "dtype": pair.dtype,
         "compile": pair.compile,
+        "draft_nodes": pair.draft_nodes,
+        "draft_window": pair.draft_window,
         "links": [link.as_dict() for link in plan.links],
         "transport": plan.transport,
         "prompts": len(plan.prompts),
@@ -112,8 +125,6 @@ def write(results: Results, plan: Plan, notes: list[str], folder: Path) -> list[
         "clients": plan.clients,
         "notes": notes,
     }
-    write_json({"settings": settings} | as_dict(results), folder / "results.json")
-    from benchmarks.network.drawing import draw
-
-    what = f"{len(plan.prompts)} prompts, at most {plan.max_tokens} tokens each; median and quartiles of {plan.rounds} rounds"
-    return [folder / "results.json", *draw(figures(results), folder, what=what)]
+    new = folder / "results.json.new"
+    write_json({"settings": settings} | as_dict(results), new)
+    return new.replace(folder / "results.json")

@@ -12,14 +12,17 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from benchmarks.network.asking import Answer, Cost, ask, engine_seconds
-from benchmarks.network.kinds import Kind, Pair, edge_command, server_command
+from benchmarks.network.asking import Answer, AnswerError, Cost, ask, engine_seconds
+from benchmarks.network.kinds import NO_DRAFTER, Kind, Pair, edge_command, server_command
 from benchmarks.network.processes import Cores, Process
 from benchmarks.network.transports import Address, Transport
 
 _Result = TypeVar("_Result")
-NOTHING = "none"
-"""The drafter of a server without one."""
+CONNECTING = 3
+"""How often it is tried."""
+
+SILENCE_S = 120.0
+"""How long an answer may say nothing before it counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Stage:
 
     def __init__(self, transport: Transport, pair: Pair, cores: Cores | None, servers: dict[str, Process]) -> None:
         self._transport, self._pair, self._cores, self._servers = transport, pair, cores, servers
-        self._client = httpx.AsyncClient(timeout=None)
+        self._client = _client()
 
     @classmethod
     @asynccontextmanager
@@ -50,7 +53,7 @@ class Stage:
         try:
             for kind in kinds:
                 if kind.server not in servers:
-                    drafter = {"plain": NOTHING, "moa": pair.drafter, "eagle": str(kind.drafts)}[kind.server]
+                    drafter = {"plain": NO_DRAFTER, "moa": pair.drafter, "eagle": str(kind.drafts)}[kind.server]
                     command = transport.command(server_command(pair, drafter, transport.host, slots))
                     servers[kind.server] = await Process.start(command, cores.server if cores else None)
             stage = cls(transport, pair, cores, servers)
@@ -79,32 +82,56 @@ class Stage:
             yield Place(kind, server, address, urls, edges)
 
     async def ask(self, place: Place, prompt: Sequence[int], **parameters: object) -> tuple[Answer, Cost]:
-        """One prompt, alone, over a connection that stands: servers close those that say nothing for a few seconds."""
-        await self._client.get(f"{place.urls[0]}/health")
-        return await self._watched(place, lambda: ask(self._client, place.urls[0], prompt, **parameters))
+        """One prompt, alone, over a connection that stands: servers close those that say nothing for a few seconds.
+
+        Raises AnswerError.
+        """
+        try:
+            await self._connect(place.urls[0])
+            return await self._watched(place, lambda: ask(self._client, place.urls[0], prompt, **parameters))
+        except httpx.HTTPError as error:
+            raise AnswerError(f"{place.urls[0]}: {type(error).__name__} {error}") from error
+
+    async def _connect(self, url: str) -> None:
+        """A server may hang up on a connection in the very moment in which it is used again."""
+        for left in range(CONNECTING)[::-1]:
+            try:
+                await self._client.get(f"{url}/health")
+            except httpx.TransportError:
+                if not left:
+                    raise
+            else:
+                return
 
     async def load(
         self, place: Place, prompts: Sequence[Sequence[int]], parameters: Sequence[dict[str, object]]
     ) -> tuple[list[Answer], float, Cost]:
         """All prompts, from as many clients as the place has, each asking the next one when it has its answer.
 
-        Answers in order, seconds until the last one's end, and what all of it cost; ``parameters`` are of each prompt.
+        Answers in order, seconds until the last one's end, and what all of it cost; ``parameters`` are of each prompt. Raises
+        AnswerError, once all others have their answer, where one fails.
         """
         answers: dict[int, Answer] = {}
         waiting = list(enumerate(prompts))[::-1]
 
         async def work(url: str) -> None:
-            async with httpx.AsyncClient(timeout=None) as client:
+            async with _client() as client:
                 while waiting:
                     number, prompt = waiting.pop()
                     answers[number] = await ask(client, url, prompt, **parameters[number])
 
         async def all_of_it() -> float:
             began = time.perf_counter()
-            await asyncio.gather(*map(work, place.urls))
+            ends = await asyncio.gather(*map(work, place.urls), return_exceptions=True)
+            for failure in ends:
+                if failure is not None:
+                    raise failure
             return time.perf_counter() - began
 
-        seconds, cost = await self._watched(place, all_of_it)
+        try:
+            seconds, cost = await self._watched(place, all_of_it)
+        except httpx.HTTPError as error:
+            raise AnswerError(f"{place.server.url}: {type(error).__name__} {error}") from error
         return [answers[number] for number in range(len(prompts))], seconds, cost
 
     async def _watched(self, place: Place, work: Callable[[], Awaitable[_Result]]) -> tuple[_Result, Cost]:
@@ -117,6 +144,10 @@ class Stage:
         edge_cpu = _total([_since(before, edge.cpu_seconds) for before, edge in zip(edges, place.edges, strict=True)])
         later, steps_later = await engine_seconds(self._client, place.server.url)
         return result, Cost(traffic, later - busy, steps_later - steps, server_cpu, edge_cpu)
+
+
+def _client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=httpx.Timeout(SILENCE_S))
 
 
 def _since(before: float | None, now: float | None) -> float | None:

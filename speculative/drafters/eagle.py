@@ -18,12 +18,16 @@ from speculative.policy import DraftShape
 class EagleDrafter(TreeDrafter):
     """A node's feature is the drafter's own guess, and what its children read.
 
+    Of prompts it reads the last ``window`` tokens, the first of them as if it were the text's.
+
     A frontier inherits, beside one another, the mask of the scratch rows that a node sees and its parent's feature.
     """
 
     name = "eagle"
 
-    def __init__(self, eagle: Eagle, target: TargetEnds, num_slots: int, length: int, shape: DraftShape) -> None:
+    def __init__(
+        self, eagle: Eagle, target: TargetEnds, num_slots: int, length: int, shape: DraftShape, window: int | None = None
+    ) -> None:
         config, device = eagle.config, target.device
         self.eagle, self.target, self.taps = eagle, target, config.taps
         self.head = target.head_over(eagle.draft_vocabulary)
@@ -34,6 +38,7 @@ class EagleDrafter(TreeDrafter):
         self.features = KVCache(1, num_slots, 0, length, 1, config.target.hidden_size // 2, dtype=self.dtype, device=device)
         eagle.rotary.reserve(length + self.scratch, eagle.layer.qkv.weight)
         super().__init__(device, [self.cache, self.features])
+        self.window = window
 
     def pack(self) -> None:
         """Prepare the network's weights for inference."""
@@ -50,7 +55,7 @@ class EagleDrafter(TreeDrafter):
         """The same of tokens whose ``features`` [n, E] are known."""
         eagle, slots, positions = self.eagle, verified.slots, verified.positions
         self.features.write(0, self.features.flat_rows(slots, positions), features)
-        inputs = eagle.inputs(self._embed(verified.token_ids), self._features_before(slots, positions))
+        inputs = eagle.inputs(self._embed(verified.token_ids), self._features_before(slots, positions, verified.begin))
         self.cache.write(0, self.cache.flat_rows(slots, positions), eagle.keys_values(inputs, eagle.rotary(positions)))
 
     def memory(self, slot: int, first: int, end: int) -> tuple[Tensor, None]:
@@ -77,10 +82,10 @@ class EagleDrafter(TreeDrafter):
         handed_on = torch.cat((mask, features.unflatten(0, frontier.tokens.shape)), dim=-1)
         return None, *expand(level, logits, eagle.draft_vocabulary, breadth, handed_on, masked=True)
 
-    def _features_before(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Features [n, E] of the tokens before ``positions`` [n]: none, so zeros, before the first."""
+    def _features_before(self, slots: Tensor, positions: Tensor, begin: int = 0) -> Tensor:
+        """Features [n, E] of the tokens before ``positions`` [n]: none, so zeros, before the first, which is at ``begin``."""
         rows = self.features.flat_rows(slots, (positions - 1).clamp(min=0))
-        return self.features.gather(rows)[:, 0].masked_fill((positions == 0).unsqueeze(1), 0.0)
+        return self.features.gather(rows)[:, 0].masked_fill((positions == begin).unsqueeze(1), 0.0)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         return self.target.embed(token_ids).to(self.dtype)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, InvalidURI, WebSocketException
 
 from speculative.edge.measuring import RoundTrip
 from speculative.errors import EngineError, ProtocolError, ServerUnreachableError
@@ -34,6 +34,11 @@ CLOSING_S = 1.0
 
 PERMANENT = frozenset({"unsupported_version", "unsupported_format", "wrong_model"})
 """Refusals that stay the same however often one asks."""
+
+
+UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})
+OTHER_HOST = frozenset({62, 64})
+"""OpenSSL's X509_V_ERR codes of chains that end in nobody who is trusted, and of names or addresses that do not match."""
 
 
 class ConnectionLostError(EngineError):
@@ -267,10 +272,13 @@ async def _open(server: Server, hello: Hello) -> Connection:
     except InvalidURI as error:
         raise ServerUnreachableError(f"{server.url} is no address of a server: {error}", permanent=True) from error
     except ssl.SSLCertVerificationError as error:
-        message = f"{server.url}: its certificate is not trusted ({error.verify_message}); name its authority with --server-ca-file"
-        raise ServerUnreachableError(message, permanent=True) from error
+        raise _distrusted(server, error) from error
     except (OSError, EOFError, WebSocketException) as error:
         said = str(error) or type(error).__name__
+        if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            said = "it does not speak TLS; if it is to be asked without, its address begins with ws://"
+        elif isinstance(error, InvalidMessage) and server.url.startswith("ws://"):
+            said += "; if it speaks TLS, its address begins with wss://"
         raise ServerUnreachableError(f"{server.url} cannot be reached: {said}") from error
     assert isinstance(socket, _Socket)
     try:
@@ -294,6 +302,19 @@ def _binary(data: str | bytes) -> bytes:
     if isinstance(data, str):
         raise ProtocolError("malformed_frame", "frames are binary, and this was text")
     return data
+
+
+def _distrusted(server: Server, error: ssl.SSLCertVerificationError) -> ServerUnreachableError:
+    """What to do depends on what is wrong with a certificate: another authority helps only where its own is unknown."""
+    if error.verify_code in UNKNOWN_AUTHORITY:
+        known = "the system's" if server.ca_file is None else f"those in {server.ca_file}"
+        problem = f"it is of none of {known}: name its authority's certificate with --server-ca-file"
+    elif error.verify_code in OTHER_HOST:
+        problem = "it is another host's: use a name of the server that stands in it"
+    else:
+        problem = "the server needs another one"
+    message = f"{server.url}: its certificate is not trusted ({error.verify_message}); {problem}"
+    return ServerUnreachableError(message, permanent=True)
 
 
 def _refused(server: Server, status: int) -> ServerUnreachableError:

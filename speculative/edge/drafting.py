@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from speculative.drafters.moa_edge import EdgeDrafter, EdgeNetwork, ReceivedMemo
 from speculative.edge.compiling import compiled_graphs, new_drafter
 from speculative.edge.config import EdgeConfig
 from speculative.edge.session import Gain, Rows
-from speculative.errors import EngineLoadError
+from speculative.errors import EngineLoadError, ServerUnreachableError
 from speculative.grammar import Grammars
 from speculative.loading import MOA_WINDOW, default_sampling, with_text
 from speculative.logprobs import token_logprobs
@@ -50,6 +50,24 @@ class Drafted:
     tree: OfferedTree
     depth: int
     seconds: float
+
+
+class TextDrafter(Protocol):
+    """What drafts for one text on an edge, and keeps what it needs of that text alone.
+
+    ``caches`` are its own; drafters of one model may share a network. An `EdgeDrafter` can write alone besides.
+    """
+
+    caches: Many[KVCache]
+
+    def extend(self, received: ReceivedMemory) -> None:
+        """Take what the server tells of verified tokens; raises ValueError where something is missing."""
+
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
+        """As in Drafter, of one sequence."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Its text has ended; the next one's is another."""
 
 
 class EdgeModel:
@@ -83,7 +101,8 @@ class EdgeModel:
             first.compiled = compiled_graphs(first, folder, largest)
         first.pack()
         assert isinstance(first.network, EdgeNetwork)
-        self._network, self._compiled, self._free = first.network, first.compiled, [first]
+        self._network, self._compiled = first.network, first.compiled
+        self._free: list[TextDrafter] = [first]
         self._drafters = DrafterOfEach()
         self._drafter: Drafter = with_text(self._drafters, lookup)
 
@@ -148,7 +167,7 @@ class EdgeModel:
         self._drafter.forget(text.sequence)
         self._free.append(self._drafters.of.pop(text.sequence.request.request_id))
 
-    def _another(self) -> EdgeDrafter:
+    def _another(self) -> TextDrafter:
         bundle = self.bundle
         another = EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, self.largest, network=self._network)
         another.compiled = self._compiled
@@ -159,7 +178,7 @@ class EdgeText:
     """One text on an edge: its tokens, whose choice is the server's, and what is drafted after them."""
 
     def __init__(
-        self, sequence: Sequence, drafter: Drafter, own: EdgeDrafter, eos_token_ids: frozenset[int], fresh: Callable[[], Sequence]
+        self, sequence: Sequence, drafter: Drafter, own: TextDrafter, eos_token_ids: frozenset[int], fresh: Callable[[], Sequence]
     ) -> None:
         self.sequence, self._drafter, self._own, self._eos_token_ids, self._fresh = sequence, drafter, own, eos_token_ids, fresh
 
@@ -202,9 +221,12 @@ class EdgeText:
     def write_alone(self) -> RequestOutput:
         """Go on by one token, as if the drafter were the model.
 
-        Log-probabilities are its own, and so is its idea of which tokens there are.
+        Log-probabilities are its own, and so is its idea of which tokens there are. Raises ServerUnreachableError where the drafter
+        can only draft.
         """
         sequence, own = self.sequence, self._own
+        if not isinstance(own, EdgeDrafter):
+            raise ServerUnreachableError("cut off from the server, and this drafter cannot write alone")
         last = len(sequence.tokens) - 1
         if not sequence.num_computed:  # nothing has been heard of it: its end will do, as for drafts
             sequence.drafter_start = sequence.num_computed = max(0, sequence.num_prompt_tokens - MOA_WINDOW)
@@ -235,9 +257,10 @@ class EdgeText:
 
     def _newest(self, newest: Tensor | None) -> Tensor | None:
         """Only the last chunk of several comes with it; until then nobody drafts."""
-        if newest is not None or len(self._own.caches) < 3:
+        own = self._own
+        if newest is not None or not isinstance(own, EdgeDrafter) or len(own.caches) < 3:
             return newest
-        return torch.zeros(1, self._own.network.moa.config.target.hidden_size)
+        return torch.zeros(1, own.network.moa.config.target.hidden_size)
 
     @torch.inference_mode()
     def draft(self, shape: DraftShape, chain_nodes: int) -> Drafted:
@@ -260,7 +283,7 @@ class DrafterOfEach:
     caches: Many[KVCache] = ()
 
     def __init__(self) -> None:
-        self.of: dict[str, EdgeDrafter] = {}
+        self.of: dict[str, TextDrafter] = {}
 
     def extend(self, verified: object, target_cache: KVCache) -> None:
         """Nothing to note: memory comes from elsewhere, to each text's own drafter (`EdgeText.remember`)."""

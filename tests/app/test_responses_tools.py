@@ -9,9 +9,9 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
-from app.responses_api.pieces import Pieces
 from app.tools.formats import HERMES, LLAMA3_JSON, Format
 from app.tools.parsing import ToolParser
+from app.tools.pieces import Pieces
 from tests.app.asking import URL, body_of, created, events_of
 from tests.app.fakes import FakeEngine
 from tests.app.test_errors import assert_error

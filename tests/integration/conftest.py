@@ -9,9 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
+
+from speculative.edge_export import export_edge
 
 
 @dataclass
@@ -81,5 +84,21 @@ def stop_server(server: Server) -> int:
 def server() -> Iterator[Server]:
     """The bundled pair in float32, for comparisons that must be exact."""
     server = start_server("--dtype", "float32")
+    yield server
+    stop_server(server)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an edge needs of the bundled pair, in float32."""
+    folder = tmp_path_factory.mktemp("bundle") / "edge"
+    export_edge("bundled", "bundled", folder, dtype="float32")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Server]:
+    """The server that verifies for edges."""
+    server = start_server("--dtype", "float32", "--num-threads", "1")
     yield server
     stop_server(server)

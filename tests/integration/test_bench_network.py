@@ -45,7 +45,12 @@ def test_every_kind_writes_the_same_over_a_slow_link(tmp_path: Path) -> None:
     assert "Lossless: all 25 texts were those of plain streaming." in done.stdout
     assert "5g, temperature 1: most tokens per second from" in done.stdout
     result = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {"speed.png", "first-token.png", "bytes.png"}
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {
+        "speed.png",
+        "first-token.png",
+        "server-calls.png",
+        "bytes.png",
+    }
     found: dict[str, dict[str, Any]] = {each["kind"]: each for each in result["figures"]}
     assert list(found) == [each["kind"] for each in result["crowds"]]
     plain, moa, model, eagle = (found[kind] for kind in ("streaming, plain", "edge, MoA", "edge, independent", "edge, EAGLE-2"))
@@ -58,7 +63,7 @@ def test_every_kind_writes_the_same_over_a_slow_link(tmp_path: Path) -> None:
         # What the edge says that it sent and received, and what WebSockets add to it.
         assert 0 < shares["told_up"] < shares["up"] < shares["wire_up"]
         assert 0 < shares["told_down"] < shares["down"] < shares["wire_down"]
-    # Of every token EAGLE needs 384 numbers, MoA 192 of the last 128 of a prompt, a model of its own none.
+    # Of every token, and of the last 128 of a prompt, EAGLE needs 384 numbers, MoA 192, a model of its own none.
     down = [each["shares"]["told_down"] for each in (model, moa, eagle)]
     assert down == sorted(down)
 

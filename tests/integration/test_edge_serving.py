@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
 
-from speculative.edge_export import export_edge
 from tests.integration.conftest import Server, start_server, stop_server
+from tests.integration.edges import ask, chunks, comparable, failing, port_of, running_edge, text_of, until
 from tests.integration.wire import Wire
 
 pytestmark = pytest.mark.integration
@@ -41,20 +35,6 @@ WEATHER = {
 }
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundle") / "edge"
-    export_edge("bundled", "bundled", folder, dtype="float32")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def target() -> Iterator[Server]:
-    server = start_server("--dtype", "float32", "--num-threads", "1")
-    yield server
-    stop_server(server)
-
-
 @pytest.fixture
 def wire(target: Server) -> Iterator[Wire]:
     wire = Wire(port_of(target))
@@ -66,70 +46,6 @@ def wire(target: Server) -> Iterator[Wire]:
 def edge(target: Server, bundle: Path) -> Iterator[Server]:
     with running_edge(bundle, port_of(target)) as server:
         yield server
-
-
-def port_of(server: Server) -> int:
-    port = urlsplit(server.base_url).port
-    assert port is not None
-    return port
-
-
-@contextmanager
-def running_edge(bundle: Path, port: int, *options: str) -> Iterator[Server]:
-    server = start_server(
-        "--server",
-        f"ws://127.0.0.1:{port}",
-        "--bundle",
-        str(bundle),
-        "--compile",
-        "off",
-        "--num-threads",
-        "1",
-        *options,
-        command="edge",
-    )
-    yield server
-    stop_server(server)
-
-
-def ask(server: Server, body: dict[str, Any], path: str = "chat/completions") -> Any:
-    response = httpx.post(f"{server.base_url}/{path}", json=body, timeout=60)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def chunks(server: Server, body: dict[str, Any]) -> Iterator[Any]:
-    with httpx.stream("POST", f"{server.base_url}/chat/completions", json={**body, "stream": True}, timeout=60) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                yield json.loads(line.removeprefix("data: "))
-
-
-def text_of(stream: list[Any]) -> str:
-    """What a client that minds `edge.replace_from` ends up with."""
-    text = ""
-    for chunk in stream:
-        if (start := chunk.get("edge", {}).get("replace_from")) is not None:
-            text = text[:start]
-        text += chunk["choices"][0]["delta"].get("content", "")
-    return text
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
-
-
-def comparable(answer: Any) -> Any:
-    """An answer without what differs between any two, log-probabilities rounded as sums in another order are."""
-    choices = json.loads(json.dumps(answer["choices"]), parse_float=lambda number: f"{float(number):.3f}")
-    for choice in choices:
-        for call in choice.get("message", {}).get("tool_calls") or ():
-            del call["id"]
-    usage = {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
-    return choices, usage
 
 
 @pytest.mark.parametrize(
@@ -302,32 +218,6 @@ def test_an_edge_answers_before_it_has_seen_its_server(target: Server, bundle: P
         wire.mend()
         until(lambda: edge.metric("moaserve_edge_server_up") == 1)
         assert comparable(ask(edge, body)) == comparable(ask(target, body))
-
-
-def failing(bundle: Path, port: int, **environment: str) -> str:
-    known = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "app.cli",
-            "edge",
-            "--port",
-            "0",
-            "--server",
-            f"ws://127.0.0.1:{port}",
-            "--bundle",
-            str(bundle),
-            "--compile",
-            "off",
-        ],
-        capture_output=True,
-        text=True,
-        env=known | environment,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    return done.stderr
 
 
 def test_a_server_that_takes_no_such_edge_is_a_clear_error(target: Server, bundle: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def decoded(engine: Engine, request: Request) -> tuple[list[int], RequestOutput]
     return [token for output in outputs for token in output.new_token_ids], outputs[-1]
 
 
-@pytest.mark.parametrize("memory", ["bfloat16", "int8"])
+@pytest.mark.parametrize("memory", ["bfloat16", "int8", "int4"])
 def test_drafting_elsewhere_gives_the_same_tokens_in_as_few_passes(engine: Engine, edge: Edge, memory: MemoryFormat) -> None:
     moa = innermost(engine.drafter)
     assert isinstance(moa, MoADrafter)

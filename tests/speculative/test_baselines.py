@@ -97,7 +97,8 @@ def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, windo
 
 @pytest.mark.parametrize(
     ("drafter", "window"),
-    [(name, None) for name in (*MOA_KINDS, "eagle2", "eagle3", "independent")] + [(name, 5) for name in ("moa", *MOA_KINDS)],
+    [(name, None) for name in (*MOA_KINDS, "eagle2", "eagle3", "independent")]
+    + [(name, 5) for name in ("moa", *MOA_KINDS, "eagle2", "eagle3")],
 )
 def test_drafts_are_the_same_alone_and_in_company(make_engine: MakeEngine, drafter: str, window: int | None) -> None:
     requests = [request(str(i), prompt, max_tokens=24, temperature=0.0) for i, prompt in enumerate(PROMPTS)]
@@ -136,16 +137,17 @@ def test_a_drafter_of_another_vocabulary_is_refused(make_engine: MakeEngine, tmp
         make_engine(drafter="models/pretrained/concierge")
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "eagle2", "independent"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "independent"])
 def test_a_window_is_refused_by_drafters_that_have_none(make_engine: MakeEngine, drafter: str) -> None:
     assert make_engine(drafter=drafter, draft_window=0)
-    with pytest.raises(EngineLoadError, match="--draft-window 5: only MoA drafters"):
+    with pytest.raises(EngineLoadError, match="--draft-window 5: only MoA and EAGLE drafters"):
         make_engine(drafter=drafter, draft_window=5)
 
 
-def test_moa_drafters_have_a_window(make_engine: MakeEngine) -> None:
-    for choice, window in ((None, 128), (0, None), (9, 9)):
-        engine = make_engine(draft_window=choice)
+@pytest.mark.parametrize(("drafter", "unless_told"), [("moa", 128), ("eagle2", None)])
+def test_drafters_that_read_memory_have_a_window(make_engine: MakeEngine, drafter: str, unless_told: int | None) -> None:
+    for choice, window in ((None, unless_told), (0, None), (9, 9)):
+        engine = make_engine(drafter=drafter, draft_window=choice)
         assert engine.drafter is not None and engine.drafter.window == window
 
 

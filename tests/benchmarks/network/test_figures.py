@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.network.asking import Answer, Cost
-from benchmarks.network.figures import Spread, as_dict, crowd_figures, differing, figures, verdicts
+from benchmarks.network.figures import Spread, crowd_figures, figures
+from benchmarks.network.keeping import as_dict
 from benchmarks.network.kinds import EAGLE, INDEPENDENT, MOA, PLAIN, SPECULATIVE, Pair, edge_command, kinds, server_command
 from benchmarks.network.links import LINKS
 from benchmarks.network.measuring import Crowd, Plan, Results, Run
 from benchmarks.network.report import print_results, write
 from benchmarks.network.traffic import Traffic
+from benchmarks.network.verdicts import differing, verdicts
 from benchmarks.prompts import Prompt
 
 PAIR = Pair("bundled", "auto", "float32", "off")
@@ -25,9 +28,11 @@ EDGE_STATS = {
 }
 
 
-def run(kind: str, prompt: int, text: str, first: float, seconds: float, link: str = "4g", temperature: float = 0.0) -> Run:
+def run(
+    kind: str, prompt: int, text: str, first: float, seconds: float, link: str = "4g", temperature: float = 0.0, round: int = 0
+) -> Run:
     answer = Answer(text, 10, first, seconds, EDGE_STATS if kind == MOA else {})
-    return Run(kind, link, temperature, prompt, answer, Cost(Traffic(200, 800, 300, 1000, 1), 0.5, 4, 0.6, 0.2))
+    return Run(kind, link, temperature, round, prompt, answer, Cost(Traffic(200, 800, 300, 1000, 1), 0.5, 4, 0.6, 0.2))
 
 
 @pytest.fixture
@@ -65,6 +70,18 @@ def plan(**changes: object) -> Plan:
 def test_spreads_have_medians_and_quartiles() -> None:
     assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
     assert Spread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == Spread(3.0, 2.0, 4.0)
+
+
+def test_the_spread_over_rounds_is_that_of_their_medians(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    seconds = ((1.0, 2.0, 4.0), (0.5, 1.0, 5.0))
+    runs = [run(PLAIN, at, "yes", 0.1, took, round=number) for number, each in enumerate(seconds) for at, took in enumerate(each)]
+    found = figures(Results(runs))["4g", 0.0, PLAIN]
+    assert found.speed_by_round == (5.0, 10.0) and found.first_by_round == (0.1, 0.1)
+    print_results(Results(runs), plan(rounds=2), [])
+    assert "5.0–10.0" in capsys.readouterr().out
 
 
 def test_figures_of_an_edge(results: Results) -> None:
@@ -117,7 +134,7 @@ def test_the_verdict_names_who_was_fastest_whoever_that_is(results: Results) -> 
 
 def test_what_is_kept_has_figures_and_runs_but_no_texts(results: Results, tmp_path: Path) -> None:
     written = write(results, plan(), ["a note"], tmp_path)
-    assert [path.name for path in written] == ["results.json", "speed.png", "first-token.png", "bytes.png"]
+    assert [path.name for path in written] == ["results.json", "speed.png", "first-token.png", "server-calls.png", "bytes.png"]
     assert all(path.stat().st_size for path in written)
     kept = written[0].read_text()
     assert '"a note"' in kept and '"provenance"' in kept and "yes" not in kept
@@ -159,3 +176,15 @@ def test_commands_name_model_server_and_one_thread() -> None:
     assert moa[3:6] == ["edge", "--bundle", "bundle"] and "ws://127.0.0.1:5" in moa
     assert other[2] == "benchmarks.network.edge" and other[other.index("--drafter") + 1] == "small"
     assert all(command[command.index("--num-threads") + 1] == "1" for command in (server, moa, other))
+    assert not any("--draft-nodes" in command for command in (moa, other))
+
+
+def test_edges_of_all_kinds_get_the_same_limits() -> None:
+    pair = replace(PAIR, draft_nodes=24, draft_window=64)
+    every = kinds(Path("bundle"), Path("small"), Path("eagle"))
+    for command in (edge_command(pair, kind, ("127.0.0.1", 5)) for kind in every if kind.has_edge):
+        assert command[command.index("--draft-nodes") + 1] == "24"
+    for drafter in ("none", "moa", "eagle"):
+        server = server_command(pair, drafter, "127.0.0.1", 8)
+        assert server[server.index("--remote-tree-nodes") + 1] == "24"
+        assert ("--draft-window" in server) == (drafter != "none"), "which a server without a drafter refuses"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,3 +74,27 @@ def test_a_model_of_its_own_reads_the_text_by_itself_also_one_that_has_changed(t
         alone = IndependentDrafter(target, 1, 64, SHAPE)
         alone.extend(verified(tokens, 0), alone.cache)
         assert drafted(on_edge, tokens) == drafted(alone, tokens)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("generation", [2, 3])
+def test_eagle_with_a_window_drafts_as_if_the_text_began_there(target: Llama, generation: int) -> None:
+    eagle, first = random_eagle(generation), 3
+    tapped = target.encode(torch.tensor([TEXT]), taps=eagle.config.taps).tapped
+    assert tapped is not None
+    told = verified(TEXT, first, tapped.flatten(0, -2)[first : len(TEXT) - 1])
+    here, there = (EagleDrafter(eagle, target, 1, 64, SHAPE, window) for window in (4, None))
+    here.extend(replace(told, begin=first), here.cache)
+    on_edge = EagleOnEdge(there)
+    received = ReceivedMemory(told.slots, told.positions, told.token_ids, here.memory(0, first, len(TEXT) - 1)[0])
+    texts = [replace(sequence(TEXT), drafter_start=first) for _ in range(2)]
+    # Another text's features stood there before.
+    there.features.data.fill_(7.0)
+    for drafter, text in zip((here, on_edge), texts, strict=True):
+        if drafter is on_edge:
+            on_edge.extend(received)
+        tree: DraftTree = drafter.propose([text], SHAPE, None)
+        assert tree.sizes == (SHAPE.nodes,)
+        if drafter is here:
+            expected = tree
+    assert torch.equal(tree.tokens, expected.tokens) and torch.equal(tree.parents, expected.parents)

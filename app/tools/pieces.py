@@ -17,6 +17,11 @@ class Pieces:
     def __init__(self, parser: ToolParser | None) -> None:
         self._parser = parser
 
+    @property
+    def num_calls(self) -> int:
+        """How many have begun."""
+        return 0 if self._parser is None else self._parser.num_calls
+
     def feed(self, text: str, *, final: bool) -> list[Piece]:
         """What more text made certain; ``final`` says that it was the last.
 
@@ -30,13 +35,13 @@ class Pieces:
         for part, last in [*((part, False) for part in parts), *([("", True)] if final else [])]:
             parsed = self._parser.feed(part, final=last)
             if parsed.content:
-                _append(pieces, parsed.content)
+                append(pieces, parsed.content)
             for call in parsed.calls:
-                _append(pieces, call)
+                append(pieces, call)
         return pieces
 
 
-def _append(pieces: list[Piece], piece: Piece) -> None:
+def append(pieces: list[Piece], piece: Piece) -> None:
     """Add a piece, or make the last one longer."""
     match pieces[-1] if pieces else None, piece:
         case str(last), str():
