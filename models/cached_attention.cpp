@@ -1,9 +1,9 @@
-// Attention of rows over a cache of keys and values in bfloat16, on CPUs with AMX: what PyTorch's own kernel spends on few rows is
-// mostly packing, and it reads every text's rows as far as the longest goes.
+// Attention of rows over a cache of keys and values in bfloat16, on CPUs with AMX: what PyTorch's own kernel spends on few rows
+// is mostly packing, and it reads every text's rows as far as the longest goes.
 //
-// A task is one text, one KV head and up to 32 query rows. Keys are multiplied where they lie, as S^T = K Q^T, so that a vector holds
-// one key's scores of 16 query rows; values are interleaved by pairs, as the second product wants them. Stretches of 32 cache rows
-// that none of the task's rows may see are passed over. Softmax is online (arXiv 2205.14135), in float32.
+// A task is one text, one KV head and up to 32 query rows. Keys are multiplied where they lie, as S^T = K Q^T, so that a vector
+// holds one key's scores of 16 query rows; values are interleaved by pairs, as the second product wants them. Stretches of 32
+// cache rows that none of the task's rows may see are passed over. Softmax is online (arXiv 2205.14135), in float32.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
@@ -15,7 +15,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <vector>
+#include <tuple>
 
 #if defined(__x86_64__) && defined(__linux__) && __has_include(<amxbf16intrin.h>)
 #define MOASERVE_AMX 1
@@ -43,7 +43,8 @@ Shape checked(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor&
 at::Tensor by_pytorch(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s) {
   const auto lined_up = queries.reshape({s.batch, s.rows, s.kv_heads, s.head_dim}).transpose(1, 2);
   const auto halves = kv.narrow(1, 0, s.span).unflatten(2, {2, s.kv_heads, s.head_dim});
-  const auto out = at::scaled_dot_product_attention(lined_up, halves.select(2, 0).transpose(1, 2), halves.select(2, 1).transpose(1, 2), mask);
+  const auto keys = halves.select(2, 0).transpose(1, 2), values = halves.select(2, 1).transpose(1, 2);
+  const auto out = at::scaled_dot_product_attention(lined_up, keys, values, mask);
   return out.transpose(1, 2).reshape_as(queries);
 }
 
@@ -60,7 +61,7 @@ constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kTileFloats = kTile * kTile;
 constexpr int64_t kTileBytes = kTile * 64;
 constexpr int kHidden = 0xFF80;       // -inf in bfloat16
-constexpr int64_t kSmallest = 4096;   // cache rows times tiles of queries that are worth another thread, some 10 µs
+constexpr int64_t kSmallest = 1024;   // cache rows times tiles of queries that are worth another thread, some 10 µs
 
 bool has_amx() {
   static const bool has = [] {
@@ -177,11 +178,24 @@ enum class Seen { kNothing, kAll, kSome };
 // One text's KV head and query rows.
 class Task {
  public:
-  Task(const at::BFloat16* queries, int64_t query_row, const at::BFloat16* kv, int64_t kv_row, const at::BFloat16* mask, int64_t mask_row,
-       int64_t rows, int64_t span, const Shape& shape)
-      : queries_(queries), query_row_(query_row), keys_(kv), kv_row_(kv_row), mask_(mask), mask_row_(mask_row), rows_(rows), span_(span),
-        values_offset_(shape.kv_heads * shape.head_dim), head_dim_(shape.head_dim), lead_(lead(kv, kv_row, shape)),
-        tiles_((rows + kTile - 1) / kTile), steps_((lead_ + shape.head_dim + kBlock - 1) / kBlock), columns_(shape.head_dim / kTile),
+  // `kv` are the head's keys, `in_row` elements behind their row's first.
+  Task(
+      const at::BFloat16* queries, int64_t query_row, const at::BFloat16* kv, int64_t kv_row, int64_t in_row,
+      const at::BFloat16* mask, int64_t mask_row, int64_t rows, const Shape& shape)
+      : queries_(queries),
+        query_row_(query_row),
+        keys_(kv),
+        kv_row_(kv_row),
+        mask_(mask),
+        mask_row_(mask_row),
+        rows_(rows),
+        span_(shape.span),
+        values_offset_(shape.kv_heads * shape.head_dim),
+        head_dim_(shape.head_dim),
+        lead_(lead(kv, kv_row, in_row)),
+        tiles_((rows + kTile - 1) / kTile),
+        steps_((lead_ + shape.head_dim + kBlock - 1) / kBlock),
+        columns_(shape.head_dim / kTile),
         to_exponent_(1.4426950408889634f / std::sqrt(static_cast<float>(shape.head_dim))) {}
 
   // Writes the rows' attended values to `out`, in the layout of the queries.
@@ -203,10 +217,11 @@ class Task {
   }
 
  private:
-  // Elements by which keys are read from further ahead: a tile whose rows straddle cache lines takes six times as long to load. What
-  // stands before the keys, queries meet with zeros.
-  static int64_t lead(const at::BFloat16* keys, int64_t kv_row, const Shape& shape) {
-    return kv_row % kBlock == 0 ? static_cast<int64_t>(reinterpret_cast<uintptr_t>(keys) % 64 / 2) : 0;
+  // Elements by which keys are read from further ahead, never before their row: a tile whose rows straddle cache lines takes six
+  // times as long to load. What stands before the keys, queries meet with zeros.
+  static int64_t lead(const at::BFloat16* keys, int64_t kv_row, int64_t in_row) {
+    const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(keys) % 64 / 2);
+    return kv_row % kBlock == 0 && past_line % kTile == 0 && past_line <= in_row ? past_line : 0;
   }
 
   AMX void pack_queries() {
@@ -217,10 +232,12 @@ class Task {
         const __mmask32 within = first_words(head_dim_ - behind) & ~first_words(std::max<int64_t>(0, -behind));
         __m512i r[16];
         for (int64_t i = 0; i < kTile; ++i) {
-          r[i] = i < count ? _mm512_maskz_loadu_epi16(within, queries_ + (tile * kTile + i) * query_row_ + behind) : _mm512_setzero_si512();
+          const at::BFloat16* from = queries_ + (tile * kTile + i) * query_row_ + behind;
+          r[i] = i < count ? _mm512_maskz_loadu_epi16(within, from) : _mm512_setzero_si512();
         }
         transpose(r);
-        for (int i = 0; i < 16; ++i) _mm512_store_si512(packed_queries_ + (tile * steps_ + step) * kTileBytes + 64 * i, r[i]);
+        char* to = packed_queries_ + (tile * steps_ + step) * kTileBytes;
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(to + 64 * i, r[i]);
       }
     }
   }
@@ -260,7 +277,10 @@ class Task {
     float* scores = scores_ + held_ * 2 * tiles_ * kTileFloats;
     if (count < kBlock) {  // rows behind the span may hold anything, or not be there
       std::fill_n(last_keys_, kBlock * steps_ * kBlock, 0);
-      for (int64_t i = 0; i < count; ++i) std::copy_n(reinterpret_cast<const uint16_t*>(keys + i * stride) + lead_, head_dim_, last_keys_ + i * steps_ * kBlock + lead_);
+      for (int64_t i = 0; i < count; ++i) {
+        const auto* from = reinterpret_cast<const uint16_t*>(keys + i * stride + lead_);
+        std::copy_n(from, head_dim_, last_keys_ + i * steps_ * kBlock + lead_);
+      }
       keys = reinterpret_cast<const at::BFloat16*>(last_keys_);
       stride = steps_ * kBlock;
     }
@@ -280,7 +300,7 @@ class Task {
         const float* from = scores + (half * tiles_ + tile) * kTileFloats;
         for (int i = 0; i < 16; ++i) most[i % 2] = _mm512_max_ps(most[i % 2], _mm512_load_ps(from + 16 * i));
       }
-      next_maximum_[tile] = held_ == 0 ? _mm512_max_ps(most[0], most[1]) : _mm512_max_ps(next_maximum_[tile], _mm512_max_ps(most[0], most[1]));
+      next_maximum_[tile] = _mm512_max_ps(held_ == 0 ? maximum_[tile] : next_maximum_[tile], _mm512_max_ps(most[0], most[1]));
     }
   }
 
@@ -316,7 +336,8 @@ class Task {
       const int64_t count = std::min(kTile, rows_ - tile * kTile);
       __m512i r[16];
       for (int64_t i = 0; i < kTile; ++i) {
-        r[i] = i < count ? _mm512_mask_loadu_epi16(hidden, within, mask_ + (tile * kTile + i) * mask_row_ + start) : _mm512_setzero_si512();
+        const at::BFloat16* from = mask_ + (tile * kTile + i) * mask_row_ + start;
+        r[i] = i < count ? _mm512_mask_loadu_epi16(hidden, within, from) : _mm512_setzero_si512();
       }
       transpose(r);
       for (int64_t pair = 0; pair < 16; ++pair) {
@@ -429,7 +450,9 @@ class Task {
     _mm512_store_ps(factors, factor);
     for (int64_t column = 0; column < columns_; ++column) {
       float* out = out_tile(tile, column);
-      for (int i = 0; i < 16; ++i) _mm512_store_ps(out + 16 * i, _mm512_mul_ps(_mm512_load_ps(out + 16 * i), _mm512_set1_ps(factors[i])));
+      for (int i = 0; i < 16; ++i) {
+        _mm512_store_ps(out + 16 * i, _mm512_mul_ps(_mm512_load_ps(out + 16 * i), _mm512_set1_ps(factors[i])));
+      }
     }
   }
 
@@ -449,8 +472,8 @@ class Task {
         const float* from = out_tile(tile, column);
         for (int64_t i = 0; i < count; ++i) {
           const __m512 sums = started_ ? _mm512_load_ps(from + 16 * i) : _mm512_setzero_ps();
-          const __m256bh values = _mm512_cvtneps_pbh(_mm512_mul_ps(sums, _mm512_set1_ps(factors[i])));
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (tile * kTile + i) * query_row_ + column * kTile), (__m256i)values);
+          const auto values = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(sums, _mm512_set1_ps(factors[i])));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (tile * kTile + i) * query_row_ + column * kTile), values);
         }
       }
     }
@@ -488,8 +511,9 @@ void by_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor&
     for (int64_t index = begin; index < end; ++index) {
       const int64_t group = index % groups, head = index / groups % s.kv_heads, text = index / groups / s.kv_heads;
       const int64_t first = group * 2 * kTile, offset = (text * s.rows + first) * query_row + head * s.head_dim;
-      Task task(queries_data + offset, query_row, kv_data + text * kv_text + head * s.head_dim, kv_row,
-                mask_data + text * mask_text + first * mask_row, mask_row, std::min(2 * kTile, s.rows - first), s.span, s);
+      Task task(
+          queries_data + offset, query_row, kv_data + text * kv_text + head * s.head_dim, kv_row, head * s.head_dim,
+          mask_data + text * mask_text + first * mask_row, mask_row, std::min(2 * kTile, s.rows - first), s);
       task.run(out_data + offset);
     }
     release_tiles();
@@ -498,8 +522,8 @@ void by_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor&
 
 bool suits_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s) {
   const auto dense = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16 && tensor.stride(-1) == 1; };
-  return has_amx() && dense(queries) && dense(kv) && dense(mask) && queries.is_contiguous() && s.span > 0 && s.head_dim % kTile == 0 &&
-      s.head_dim <= kMaxHeadDim;
+  const bool sizes = s.span > 0 && s.head_dim % kTile == 0 && s.head_dim <= kMaxHeadDim;
+  return sizes && has_amx() && dense(queries) && dense(kv) && dense(mask) && queries.is_contiguous();
 }
 
 #endif
@@ -524,8 +548,9 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
   using torch::aot_inductor::new_tensor_handle;
   using torch::aot_inductor::tensor_handle_to_tensor_pointer;
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
-    *out = new_tensor_handle(cached_attention(
-        *tensor_handle_to_tensor_pointer(queries), *tensor_handle_to_tensor_pointer(kv), *tensor_handle_to_tensor_pointer(mask), kv_heads));
+    const auto& [q, c, m] = std::tie(
+        *tensor_handle_to_tensor_pointer(queries), *tensor_handle_to_tensor_pointer(kv), *tensor_handle_to_tensor_pointer(mask));
+    *out = new_tensor_handle(cached_attention(q, c, m, kv_heads));
   });
 }
 

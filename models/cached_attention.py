@@ -18,9 +18,11 @@ _library = torch.library.Library("moaserve", "FRAGMENT")
 _library.define("cached_attention(Tensor queries, Tensor kv, Tensor mask, int kv_heads) -> Tensor")
 
 
-@torch.library.register_fake("moaserve::cached_attention", lib=_library)
 def _like_queries(queries: Tensor, kv: Tensor, mask: Tensor, kv_heads: int) -> Tensor:
     return torch.empty_like(queries)
+
+
+torch.library.register_fake("moaserve::cached_attention", _like_queries, lib=_library)
 
 
 C_SHIMS = {
@@ -35,8 +37,8 @@ C_SHIMS = {
 def cached_attention(queries: Tensor, kv: Tensor, mask: Tensor, kv_heads: int) -> Tensor:
     """Attend to a cache: queries [B·rows, h·d], group-major, -> the same shape.
 
-    ``kv`` [B, slot_rows, 2·n_kv·d] holds the keys of all KV heads, then their values; ``mask`` [B, 1, rows·groups, span] is additive. A
-    query that may see nothing gets zeros.
+    ``kv`` [B, slot_rows, 2·n_kv·d] holds the keys of all KV heads, then their values; ``mask`` [B, 1, rows·groups, span] is
+    additive. A query that may see nothing gets zeros. ``graph_runner.load_runner`` must have been called.
     """
     out: Tensor = torch.ops.moaserve.cached_attention(queries, kv, mask, kv_heads)
     return out

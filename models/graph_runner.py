@@ -45,11 +45,12 @@ def load_graph(package: Path) -> CompiledGraph:
 def load_long_graph(package: Path, runner: Path) -> CompiledGraph:
     """The same, but other threads go on while it runs; ``runner`` is what ``build_runner`` made."""
     load_runner(runner)
+    torch.cpu._init_amx()  # graphs take it for granted that they may multiply tiles, which Linux grants on request
     return _of_dense(torch.classes.moaserve.Graph(str(package)).run)
 
 
 def load_runner(runner: Path) -> None:
-    """Load what ``build_runner`` made, once in a process: the same library at another path would register all again, which ends it."""
+    """Load what ``build_runner`` made, unless it is loaded: at another path it would register all again, which ends the process."""
     try:
         torch.classes.moaserve.Graph  # noqa: B018 (asks whether it is there)
     except RuntimeError:
