@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.cached_attention import cached_attention as attend_to_cache
 from models.kv_cache import KVCache, KVWindow
 from models.layers import Attend
 
@@ -46,6 +47,8 @@ def cached_attention(cache: KVCache | KVWindow, layer: int, plan: AttentionPlan,
 
     def attend(queries: Tensor, kv: Tensor) -> Tensor:
         cache.write(layer, plan.write, kv)
+        if isinstance(cache, KVWindow) and cache.tiles:
+            return attend_to_cache(queries, cache.layers[layer], plan.mask, kv_heads)
         keys, values = cache.read(layer, plan.first_slot, plan.batch, plan.span)
         lined_up = queries.reshape(plan.batch, plan.rows * groups, kv_heads, head_dim).transpose(1, 2)
         out = F.scaled_dot_product_attention(lined_up, keys, values, attn_mask=plan.mask)

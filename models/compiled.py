@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import AttentionPlan
+from models.cached_attention import C_SHIMS, source_fingerprint, suits
 from models.digest import digest_weights
 from models.kv_cache import KVWindow
 from models.llama import Llama
@@ -102,6 +103,7 @@ def _settings(folder: str) -> Iterator[None]:
                 "max_autotune_gemm_backends": "CPP",
                 "compile_threads": 1,
                 "cpp.min_chunk_size": 2048,
+                "aot_inductor.custom_ops_to_c_shims": C_SHIMS,
             }
         ):
             yield
@@ -118,10 +120,11 @@ class _Decoder(nn.Module):
     def __init__(self, target: Llama) -> None:
         super().__init__()
         self.target = target
+        self.tiles = suits(target.dtype, target.config.head_dim)
 
     def forward(self, token_ids: Tensor, positions: Tensor, write: Tensor, mask: Tensor, layers: list[Tensor]) -> Tensor:
         config, (batch, rows) = self.target.config, token_ids.shape
-        window = KVWindow(layers, config.num_kv_heads, config.head_dim)
+        window = KVWindow(layers, config.num_kv_heads, config.head_dim, tiles=self.tiles)
         plan = AttentionPlan(0, batch, rows, positions.flatten(), write.flatten(), mask)
         return self.target.run_layers(self.target.embed(token_ids.flatten()), plan, window, first_layer=0)
 
@@ -146,4 +149,5 @@ def decoder_graph(target: Llama) -> Graph:
         {0: DYNAMIC, 2: DYNAMIC, 3: DYNAMIC},
         [{0: DYNAMIC, 1: DYNAMIC}] * config.num_layers,
     )
-    return Graph("decoder", _Decoder(target), inputs, sizes)
+    decoder = _Decoder(target)
+    return Graph("decoder", decoder, inputs, sizes, f"tiles {source_fingerprint()}" if decoder.tiles else "")

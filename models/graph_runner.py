@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import tempfile
 from pathlib import Path
@@ -9,24 +10,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from models.cached_attention import SOURCE as CACHED_ATTENTION
 from models.llama import CompiledGraph
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCES = (Path(__file__).with_suffix(".cpp"), CACHED_ATTENTION)
 
 
 def runner_fingerprint() -> str:
-    """Identifies the library that ``build_runner`` makes: its source, PyTorch and the CPU."""
+    """Identifies the library that ``build_runner`` makes: its sources, PyTorch and the CPU."""
     machine = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-    return hashlib.sha256(machine.encode() + SOURCE.read_bytes()).hexdigest()[:24]
+    return hashlib.sha256(machine.encode() + b"".join(source.read_bytes() for source in SOURCES)).hexdigest()[:24]
 
 
 def build_runner(path: Path) -> None:
-    """Compile the library that runs graphs to ``path``; some seconds."""
+    """Compile the library that runs graphs, and has the operator that they use, to ``path``; half a minute."""
     from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        builder = CppBuilder("runner", [str(SOURCE)], CppTorchOptions(), folder)
+        builder = CppBuilder("runner", list(map(str, SOURCES)), CppTorchOptions(), folder)
         builder.build()
         Path(builder.get_target_file_path()).replace(path)
 
@@ -42,12 +44,18 @@ def load_graph(package: Path) -> CompiledGraph:
 
 def load_long_graph(package: Path, runner: Path) -> CompiledGraph:
     """The same, but other threads go on while it runs; ``runner`` is what ``build_runner`` made."""
+    load_runner(runner)
+    torch.cpu._init_amx()  # graphs take it for granted that they may multiply tiles, which Linux grants on request
+    return _of_dense(torch.classes.moaserve.Graph(str(package)).run)
+
+
+def load_runner(runner: Path) -> None:
+    """Load what ``build_runner`` made, unless it is loaded: at another path it would register all again, which ends the process."""
     try:
-        graph_class = torch.classes.moaserve.Graph
-    except RuntimeError:  # not registered yet; the same library at another path must not do it again, which ends the process
-        torch.classes.load_library(str(runner))
-        graph_class = torch.classes.moaserve.Graph
-    return _of_dense(graph_class(str(package)).run)
+        torch.classes.moaserve.Graph  # noqa: B018 (asks whether it is there)
+    except RuntimeError:
+        # Its symbols are for the graphs that are loaded after it.
+        ctypes.CDLL(str(runner), mode=ctypes.RTLD_GLOBAL)
 
 
 def _of_dense(run: CompiledGraph) -> CompiledGraph:

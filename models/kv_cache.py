@@ -98,10 +98,13 @@ class KVCache:
 
 
 class KVWindow:
-    """The slots of a batch, given as one tensor a layer (``KVCache.window``): what a compiled graph knows of a cache."""
+    """The slots of a batch, given as one tensor a layer (``KVCache.window``): what a compiled graph knows of a cache.
 
-    def __init__(self, layers: list[Tensor], num_kv_heads: int, head_dim: int) -> None:
-        self.layers, self.num_kv_heads, self.head_dim = layers, num_kv_heads, head_dim
+    With ``tiles`` attention reads it through ``models.cached_attention``.
+    """
+
+    def __init__(self, layers: list[Tensor], num_kv_heads: int, head_dim: int, *, tiles: bool = False) -> None:
+        self.layers, self.num_kv_heads, self.head_dim, self.tiles = layers, num_kv_heads, head_dim, tiles
         self.rows_per_slot = layers[0].shape[1]
 
     def gather(self, rows: Tensor) -> Tensor:

@@ -1,0 +1,559 @@
+// Attention of rows over a cache of keys and values in bfloat16, on CPUs with AMX: what PyTorch's own kernel spends on few rows
+// is mostly packing, and it reads every text's rows as far as the longest goes.
+//
+// A task is one text, one KV head and up to 32 query rows. Keys are multiplied where they lie, as S^T = K Q^T, so that a vector
+// holds one key's scores of 16 query rows; values are interleaved by pairs, as the second product wants them. Stretches of 32
+// cache rows that none of the task's rows may see are passed over. Softmax is online (arXiv 2205.14135), in float32.
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#if defined(__x86_64__) && defined(__linux__) && __has_include(<amxbf16intrin.h>)
+#define MOASERVE_AMX 1
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+struct Shape {
+  int64_t batch, rows, span, kv_heads, head_dim;
+};
+
+Shape checked(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads) {
+  TORCH_CHECK(queries.dim() == 2 && kv.dim() == 3 && mask.dim() == 4 && kv_heads > 0, "cached_attention: wrong dimensions");
+  const Shape shape{kv.size(0), mask.size(2), mask.size(3), kv_heads, kv.size(2) / (2 * kv_heads)};
+  TORCH_CHECK(
+      mask.size(0) == shape.batch && mask.size(1) == 1 && shape.span <= kv.size(1) && kv.size(2) == 2 * kv_heads * shape.head_dim &&
+          queries.numel() == shape.batch * shape.rows * kv_heads * shape.head_dim,
+      "cached_attention: queries, cache and mask do not belong together");
+  return shape;
+}
+
+at::Tensor by_pytorch(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s) {
+  const auto lined_up = queries.reshape({s.batch, s.rows, s.kv_heads, s.head_dim}).transpose(1, 2);
+  const auto halves = kv.narrow(1, 0, s.span).unflatten(2, {2, s.kv_heads, s.head_dim});
+  const auto keys = halves.select(2, 0).transpose(1, 2), values = halves.select(2, 1).transpose(1, 2);
+  const auto out = at::scaled_dot_product_attention(lined_up, keys, values, mask);
+  return out.transpose(1, 2).reshape_as(queries);
+}
+
+#ifdef MOASERVE_AMX
+
+#define AMX __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
+
+constexpr int64_t kTile = 16;         // rows of a tile; its rows have 64 bytes
+constexpr int64_t kBlock = 32;        // cache rows of a step: what one row of a tile holds in bfloat16
+constexpr int64_t kChunk = 4;         // blocks whose scores are kept at a time, so that they stay in the first-level cache
+constexpr int64_t kAhead = 2;         // blocks that are fetched before they are read
+constexpr int64_t kFew = 4;           // rows of which four cache rows' scores fit one vector
+constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kTileFloats = kTile * kTile;
+constexpr int64_t kTileBytes = kTile * 64;
+constexpr int kHidden = 0xFF80;       // -inf in bfloat16
+constexpr int64_t kSmallest = 1024;   // cache rows times tiles of queries that are worth another thread, some 10 µs
+
+bool has_amx() {
+  static const bool has = [] {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("amx-bf16")) {
+      return false;
+    }
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM: Linux grants tiles on request
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return has;
+}
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+AMX void configure_tiles() {
+  TileConfig config;
+  std::fill_n(config.bytes, 8, 64);
+  std::fill_n(config.rows, 8, kTile);
+  _tile_loadconfig(&config);
+}
+
+AMX void release_tiles() {
+  _tile_release();
+}
+
+// A tile-sized operand: where it begins, bytes from row to row, from tile to tile and from step to step.
+struct Operand {
+  const char* data;
+  int64_t row, tile, step;
+};
+
+// Sums over `steps` of the products of M tiles by N tiles; `out` has one tile after the other, M-major, and is added to on request.
+template <int M, int N>
+AMX void multiply(Operand a, Operand b, int64_t steps, float* out, bool add) {
+  constexpr int64_t kOutRow = 64;
+  if (add) {
+    _tile_loadd(0, out, kOutRow);
+    if constexpr (N > 1) _tile_loadd(1, out + kTileFloats, kOutRow);
+    if constexpr (M > 1) _tile_loadd(2, out + N * kTileFloats, kOutRow);
+    if constexpr (M > 1 && N > 1) _tile_loadd(3, out + 3 * kTileFloats, kOutRow);
+  } else {
+    _tile_zero(0);
+    if constexpr (N > 1) _tile_zero(1);
+    if constexpr (M > 1) _tile_zero(2);
+    if constexpr (M > 1 && N > 1) _tile_zero(3);
+  }
+  for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step) {
+    _tile_loadd(4, a.data, a.row);
+    _tile_loadd(6, b.data, b.row);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (N > 1) {
+      _tile_loadd(7, b.data + b.tile, b.row);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (M > 1) {
+      _tile_loadd(5, a.data + a.tile, a.row);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    if constexpr (M > 1 && N > 1) _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, out, kOutRow);
+  if constexpr (N > 1) _tile_stored(1, out + kTileFloats, kOutRow);
+  if constexpr (M > 1) _tile_stored(2, out + N * kTileFloats, kOutRow);
+  if constexpr (M > 1 && N > 1) _tile_stored(3, out + 3 * kTileFloats, kOutRow);
+}
+
+AMX void transpose(__m512i* r) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+
+// 2^x for x <= 0: within 1e-7 of it, and 0 for -inf.
+AMX inline __m512 power_of_two(__m512 x) {
+  const __m512 fraction = _mm512_reduce_ps(x, 0x01);  // x - floor(x)
+  __m512 p = _mm512_set1_ps(0.00186713005f);
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.00901703071f));
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.0557999127f));
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.240164444f));
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.693151295f));
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, x);
+}
+
+AMX inline __mmask32 first_words(int64_t count) {
+  return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << count) - 1;
+}
+
+enum class Seen { kNothing, kAll, kSome };
+
+// One text's KV head and query rows.
+class Task {
+ public:
+  // `kv` are the head's keys, `in_row` elements behind their row's first.
+  Task(
+      const at::BFloat16* queries, int64_t query_row, const at::BFloat16* kv, int64_t kv_row, int64_t in_row,
+      const at::BFloat16* mask, int64_t mask_row, int64_t rows, const Shape& shape)
+      : queries_(queries),
+        query_row_(query_row),
+        keys_(kv),
+        kv_row_(kv_row),
+        mask_(mask),
+        mask_row_(mask_row),
+        rows_(rows),
+        span_(shape.span),
+        values_offset_(shape.kv_heads * shape.head_dim),
+        head_dim_(shape.head_dim),
+        lead_(lead(kv, kv_row, in_row)),
+        tiles_((rows + kTile - 1) / kTile),
+        steps_((lead_ + shape.head_dim + kBlock - 1) / kBlock),
+        columns_(shape.head_dim / kTile),
+        to_exponent_(1.4426950408889634f / std::sqrt(static_cast<float>(shape.head_dim))) {}
+
+  // Writes the rows' attended values to `out`, in the layout of the queries.
+  AMX void run(at::BFloat16* out) {
+    pack_queries();
+    maximum_[0] = maximum_[1] = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    sum_[0] = sum_[1] = _mm512_setzero_ps();
+    started_ = false;
+    held_ = 0;
+    for (int64_t start = 0; start < span_; start += kBlock) {
+      fetch_ahead(start);
+      const Seen seen = what_is_seen(start);
+      if (seen == Seen::kNothing) continue;
+      score(start, seen);
+      if (++held_ == kChunk) finish_chunk();
+    }
+    if (held_ > 0) finish_chunk();
+    write(out);
+  }
+
+ private:
+  // Elements by which keys are read from further ahead, never before their row: a tile whose rows straddle cache lines takes six
+  // times as long to load. What stands before the keys, queries meet with zeros.
+  static int64_t lead(const at::BFloat16* keys, int64_t kv_row, int64_t in_row) {
+    const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(keys) % 64 / 2);
+    return kv_row % kBlock == 0 && past_line % kTile == 0 && past_line <= in_row ? past_line : 0;
+  }
+
+  AMX void pack_queries() {
+    for (int64_t tile = 0; tile < tiles_; ++tile) {
+      const int64_t count = std::min(kTile, rows_ - tile * kTile);
+      for (int64_t step = 0; step < steps_; ++step) {
+        const int64_t behind = step * kBlock - lead_;
+        const __mmask32 within = first_words(head_dim_ - behind) & ~first_words(std::max<int64_t>(0, -behind));
+        __m512i r[16];
+        for (int64_t i = 0; i < kTile; ++i) {
+          const at::BFloat16* from = queries_ + (tile * kTile + i) * query_row_ + behind;
+          r[i] = i < count ? _mm512_maskz_loadu_epi16(within, from) : _mm512_setzero_si512();
+        }
+        transpose(r);
+        char* to = packed_queries_ + (tile * steps_ + step) * kTileBytes;
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(to + 64 * i, r[i]);
+      }
+    }
+  }
+
+  AMX Seen what_is_seen(int64_t start) const {
+    const __mmask32 within = first_words(span_ - start);
+    const __m512i hidden = _mm512_set1_epi16(static_cast<int16_t>(kHidden));
+    __m512i any = _mm512_setzero_si512(), differs = _mm512_setzero_si512();
+    const at::BFloat16* row = mask_ + start;
+    for (int64_t i = 0; i < rows_; ++i, row += mask_row_) {
+      const __m512i values = _mm512_mask_loadu_epi16(hidden, within, row);
+      any = _mm512_or_si512(any, values);
+      differs = _mm512_ternarylogic_epi64(differs, values, hidden, 0xF6);  // differs | (values ^ hidden)
+    }
+    if (_mm512_test_epi32_mask(differs, differs) == 0) return Seen::kNothing;
+    return _mm512_test_epi32_mask(any, any) == 0 ? Seen::kAll : Seen::kSome;
+  }
+
+  // Texts' rows come from the third-level cache, a few lines here and there in each: too little for the processor to foresee.
+  void fetch_ahead(int64_t start) const {
+    const int64_t end = std::min(start + (1 + kAhead) * kBlock, span_);
+    for (int64_t row = start == 0 ? kBlock : start + kAhead * kBlock; row < end; ++row) {
+      const at::BFloat16* keys = keys_ + row * kv_row_ - lead_;
+      const at::BFloat16* values = keys_ + row * kv_row_ + values_offset_;
+      for (int64_t i = 0; i < lead_ + head_dim_; i += kBlock) __builtin_prefetch(keys + i);
+      for (int64_t i = 0; i < head_dim_; i += kBlock) __builtin_prefetch(values + i);
+      __builtin_prefetch(values + head_dim_ - 1);
+    }
+  }
+
+  // Scores of a block and, interleaved, its values.
+  AMX void score(int64_t start, Seen seen) {
+    const at::BFloat16* keys = keys_ + start * kv_row_ - lead_;
+    const at::BFloat16* values = keys_ + start * kv_row_ + values_offset_;
+    int64_t stride = kv_row_;
+    const int64_t count = std::min(kBlock, span_ - start);
+    float* scores = scores_ + held_ * 2 * tiles_ * kTileFloats;
+    if (count < kBlock) {  // rows behind the span may hold anything, or not be there
+      std::fill_n(last_keys_, kBlock * steps_ * kBlock, 0);
+      for (int64_t i = 0; i < count; ++i) {
+        const auto* from = reinterpret_cast<const uint16_t*>(keys + i * stride + lead_);
+        std::copy_n(from, head_dim_, last_keys_ + i * steps_ * kBlock + lead_);
+      }
+      keys = reinterpret_cast<const at::BFloat16*>(last_keys_);
+      stride = steps_ * kBlock;
+    }
+    // The last step may read on into what stands behind the keys, which queries meet with zeros too.
+    const Operand a{reinterpret_cast<const char*>(keys), stride * 2, kTile * stride * 2, 64};
+    const Operand b{packed_queries_, 64, steps_ * kTileBytes, kTileBytes};
+    if (tiles_ == 1) {
+      multiply<2, 1>(a, b, steps_, scores, false);
+    } else {
+      multiply<2, 2>(a, b, steps_, scores, false);
+    }
+    interleave(values, count);
+    if (seen == Seen::kSome) add_mask(start, scores);
+    for (int64_t tile = 0; tile < tiles_; ++tile) {
+      __m512 most[2] = {maximum_[tile], maximum_[tile]};
+      for (int64_t half = 0; half < 2; ++half) {
+        const float* from = scores + (half * tiles_ + tile) * kTileFloats;
+        for (int i = 0; i < 16; ++i) most[i % 2] = _mm512_max_ps(most[i % 2], _mm512_load_ps(from + 16 * i));
+      }
+      next_maximum_[tile] = _mm512_max_ps(held_ == 0 ? maximum_[tile] : next_maximum_[tile], _mm512_max_ps(most[0], most[1]));
+    }
+  }
+
+  AMX void interleave(const at::BFloat16* values, int64_t count) {
+    alignas(64) static constexpr auto kOrder = [] {
+      std::array<uint16_t, 32> order{};
+      for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + 16 * (i % 2));
+      return order;
+    }();
+    const __m512i order = _mm512_load_si512(kOrder.data());
+    for (int64_t column = 0; column < columns_; ++column, values += kTile) {
+      char* to = packed_values_ + (held_ * columns_ + column) * kTileBytes;
+      for (int64_t row = 0; row < kBlock; row += 2, to += 64) {
+        const auto* from = reinterpret_cast<const __m256i*>(values + row * kv_row_);
+        const auto* below = reinterpret_cast<const __m256i*>(values + (row + 1) * kv_row_);
+        __m512i both = _mm512_setzero_si512();
+        if (row + 1 < count) {
+          both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(from)), _mm256_loadu_si256(below), 1);
+        } else if (row < count) {
+          both = _mm512_zextsi256_si512(_mm256_loadu_si256(from));
+        }
+        _mm512_store_si512(to, _mm512_permutexvar_epi16(order, both));
+      }
+    }
+  }
+
+  // The mask is in units of the softmax's exponent, scores are not yet.
+  AMX void add_mask(int64_t start, float* scores) const {
+    const __mmask32 within = first_words(span_ - start);
+    const __m512i hidden = _mm512_set1_epi16(static_cast<int16_t>(kHidden));
+    const __m512 scale = _mm512_set1_ps(1.4426950408889634f / to_exponent_);
+    for (int64_t tile = 0; tile < tiles_; ++tile) {
+      const int64_t count = std::min(kTile, rows_ - tile * kTile);
+      __m512i r[16];
+      for (int64_t i = 0; i < kTile; ++i) {
+        const at::BFloat16* from = mask_ + (tile * kTile + i) * mask_row_ + start;
+        r[i] = i < count ? _mm512_mask_loadu_epi16(hidden, within, from) : _mm512_setzero_si512();
+      }
+      transpose(r);
+      for (int64_t pair = 0; pair < 16; ++pair) {
+        float* to = scores + ((pair / 8) * tiles_ + tile) * kTileFloats + (pair % 8) * 32;
+        const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(r[pair], 16));
+        const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(r[pair], _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
+        _mm512_store_ps(to, _mm512_fmadd_ps(even, scale, _mm512_load_ps(to)));
+        _mm512_store_ps(to + 16, _mm512_fmadd_ps(odd, scale, _mm512_load_ps(to + 16)));
+      }
+    }
+  }
+
+  // Turns the scores that are held into probabilities, and adds their products with the values.
+  AMX void finish_chunk() {
+    const __m512 scale = _mm512_set1_ps(to_exponent_);
+    const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    for (int64_t tile = 0; tile < tiles_; ++tile) {
+      const __m512 maximum = next_maximum_[tile];
+      // A row that has seen nothing so far has no maximum; 0 in its place makes all its probabilities 0.
+      const __mmask16 sees = _mm512_cmp_ps_mask(maximum, none, _CMP_NEQ_OQ);
+      const __m512 shift = _mm512_maskz_mul_ps(sees, maximum, scale);
+      if (started_) rescale(tile, power_of_two(_mm512_fmsub_ps(maximum_[tile], scale, shift)));
+      maximum_[tile] = maximum;
+      __m512 sums[2] = {sum_[tile], _mm512_setzero_ps()};
+      for (int64_t block = 0; block < held_; ++block) {
+        float* scores = scores_ + block * 2 * tiles_ * kTileFloats;
+        if (rows_ <= kFew) {
+          few_probabilities(scores, scale, shift, sums);
+        } else {
+          probabilities(scores + tile * kTileFloats, scores + (tiles_ + tile) * kTileFloats, scale, shift, sums);
+        }
+      }
+      sum_[tile] = _mm512_add_ps(sums[0], sums[1]);
+    }
+    const int64_t block_bytes = 2 * tiles_ * kTileFloats * 4;
+    for (int64_t column = 0; column < columns_; column += 2) {
+      const Operand a{reinterpret_cast<const char*>(scores_), 64, kTileFloats * 4, block_bytes};
+      const Operand b{packed_values_ + column * kTileBytes, 64, kTileBytes, columns_ * kTileBytes};
+      float* out = out_ + column * tiles_ * kTileFloats;
+      const bool two = column + 1 < columns_;
+      if (tiles_ == 1) {
+        two ? multiply<1, 2>(a, b, held_, out, started_) : multiply<1, 1>(a, b, held_, out, started_);
+      } else {
+        two ? multiply<2, 2>(a, b, held_, out, started_) : multiply<2, 1>(a, b, held_, out, started_);
+      }
+    }
+    started_ = true;
+    held_ = 0;
+  }
+
+  // Two tiles of scores become one of probabilities in bfloat16, a query a row, in the place of the first.
+  AMX static void probabilities(float* first, const float* second, __m512 scale, __m512 shift, __m512* sums) {
+    alignas(64) static constexpr auto kOrder = [] {
+      std::array<uint16_t, 32> order{};
+      for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + 16 * (i % 2));
+      return order;
+    }();
+    const __m512i order = _mm512_load_si512(kOrder.data());
+    __m512i r[16];
+    for (int pair = 0; pair < 16; ++pair) {
+      const float* from = (pair < 8 ? first : second) + (pair % 8) * 32;
+      const __m512 even = power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from), scale, shift));
+      const __m512 odd = power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from + 16), scale, shift));
+      sums[0] = _mm512_add_ps(sums[0], even);
+      sums[1] = _mm512_add_ps(sums[1], odd);
+      r[pair] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+    }
+    transpose(r);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(first + 16 * i, r[i]);
+  }
+
+  // The same of one tile's first four queries, by vectors of four cache rows; the other queries' probabilities are left undefined.
+  AMX static void few_probabilities(float* scores, __m512 scale, __m512 shift, __m512* sums) {
+    alignas(64) static constexpr auto kOrder = [] {  // from [cache row, query] to [query, cache row], eight rows in two halves
+      std::array<uint16_t, 32> order{};
+      for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i % 8 * 4 + i / 8);
+      return order;
+    }();
+    const __m512i order = _mm512_load_si512(kOrder.data());
+    const __m512 shifts = _mm512_shuffle_f32x4(shift, shift, 0);
+    __m512 total = _mm512_setzero_ps();
+    __m512i r[4];
+    for (int eight = 0; eight < 4; ++eight) {
+      __m512 halves[2];
+      for (int half = 0; half < 2; ++half) {
+        const float* from = scores + (eight * 8 + half * 4) * 16;
+        __m512 four = _mm512_castps128_ps512(_mm_load_ps(from));
+        four = _mm512_insertf32x4(four, _mm_load_ps(from + 16), 1);
+        four = _mm512_insertf32x4(four, _mm_load_ps(from + 32), 2);
+        four = _mm512_insertf32x4(four, _mm_load_ps(from + 48), 3);
+        halves[half] = power_of_two(_mm512_fmsub_ps(four, scale, shifts));
+        total = _mm512_add_ps(total, halves[half]);
+      }
+      r[eight] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(halves[1], halves[0]));
+    }
+    total = _mm512_add_ps(total, _mm512_shuffle_f32x4(total, total, 0x4E));
+    sums[0] = _mm512_add_ps(sums[0], _mm512_add_ps(total, _mm512_shuffle_f32x4(total, total, 0xB1)));
+    const __m512i a = _mm512_shuffle_i32x4(r[0], r[1], 0x44), b = _mm512_shuffle_i32x4(r[0], r[1], 0xEE);
+    const __m512i c = _mm512_shuffle_i32x4(r[2], r[3], 0x44), d = _mm512_shuffle_i32x4(r[2], r[3], 0xEE);
+    _mm512_store_si512(scores, _mm512_shuffle_i32x4(a, c, 0x88));
+    _mm512_store_si512(scores + 16, _mm512_shuffle_i32x4(a, c, 0xDD));
+    _mm512_store_si512(scores + 32, _mm512_shuffle_i32x4(b, d, 0x88));
+    _mm512_store_si512(scores + 48, _mm512_shuffle_i32x4(b, d, 0xDD));
+  }
+
+  AMX void rescale(int64_t tile, __m512 factor) {
+    if (_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) == 0) return;
+    sum_[tile] = _mm512_mul_ps(sum_[tile], factor);
+    alignas(64) float factors[16];
+    _mm512_store_ps(factors, factor);
+    for (int64_t column = 0; column < columns_; ++column) {
+      float* out = out_tile(tile, column);
+      for (int i = 0; i < 16; ++i) {
+        _mm512_store_ps(out + 16 * i, _mm512_mul_ps(_mm512_load_ps(out + 16 * i), _mm512_set1_ps(factors[i])));
+      }
+    }
+  }
+
+  // Sums lie as the products leave them: by pairs of columns, in each pair by tile of queries.
+  float* out_tile(int64_t tile, int64_t column) {
+    const int64_t pair = column / 2 * 2, width = std::min<int64_t>(2, columns_ - pair);
+    return out_ + (pair * tiles_ + tile * width + column % 2) * kTileFloats;
+  }
+
+  AMX void write(at::BFloat16* out) {
+    for (int64_t tile = 0; tile < tiles_; ++tile) {
+      alignas(64) float factors[16];
+      const __mmask16 sees = _mm512_cmp_ps_mask(sum_[tile], _mm512_setzero_ps(), _CMP_NEQ_UQ);
+      _mm512_store_ps(factors, _mm512_maskz_div_ps(sees, _mm512_set1_ps(1.0f), sum_[tile]));
+      const int64_t count = std::min(kTile, rows_ - tile * kTile);
+      for (int64_t column = 0; column < columns_; ++column) {
+        const float* from = out_tile(tile, column);
+        for (int64_t i = 0; i < count; ++i) {
+          const __m512 sums = started_ ? _mm512_load_ps(from + 16 * i) : _mm512_setzero_ps();
+          const auto values = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(sums, _mm512_set1_ps(factors[i])));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (tile * kTile + i) * query_row_ + column * kTile), values);
+        }
+      }
+    }
+  }
+
+  const at::BFloat16* const queries_;
+  const int64_t query_row_;
+  const at::BFloat16* const keys_;
+  const int64_t kv_row_;
+  const at::BFloat16* const mask_;
+  const int64_t mask_row_;
+  const int64_t rows_, span_, values_offset_, head_dim_, lead_, tiles_, steps_, columns_;
+  const float to_exponent_;
+  bool started_ = false;
+  int64_t held_ = 0;
+  __m512 maximum_[2], next_maximum_[2], sum_[2];
+  alignas(64) char packed_queries_[2 * (kMaxHeadDim / kBlock + 1) * kTileBytes];
+  alignas(64) char packed_values_[kChunk * kMaxHeadDim / kTile * kTileBytes];
+  alignas(64) float scores_[kChunk * 4 * kTileFloats];
+  alignas(64) float out_[2 * kMaxHeadDim / kTile * kTileFloats];
+  alignas(64) uint16_t last_keys_[kBlock * (kMaxHeadDim + kBlock)];
+};
+
+void by_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s, at::Tensor& out) {
+  const auto* queries_data = queries.const_data_ptr<at::BFloat16>();
+  const auto* kv_data = kv.const_data_ptr<at::BFloat16>();
+  const auto* mask_data = mask.const_data_ptr<at::BFloat16>();
+  auto* out_data = out.data_ptr<at::BFloat16>();
+  const int64_t query_row = s.kv_heads * s.head_dim, kv_text = kv.stride(0), kv_row = kv.stride(1);
+  const int64_t mask_text = mask.stride(0), mask_row = mask.stride(2);
+  const int64_t groups = (s.rows + 2 * kTile - 1) / (2 * kTile);
+  const int64_t cost = s.span * (s.rows > kTile ? 2 : 1);
+  at::parallel_for(0, s.batch * s.kv_heads * groups, std::max<int64_t>(1, kSmallest / cost), [&](int64_t begin, int64_t end) {
+    configure_tiles();
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t group = index % groups, head = index / groups % s.kv_heads, text = index / groups / s.kv_heads;
+      const int64_t first = group * 2 * kTile, offset = (text * s.rows + first) * query_row + head * s.head_dim;
+      Task task(
+          queries_data + offset, query_row, kv_data + text * kv_text + head * s.head_dim, kv_row, head * s.head_dim,
+          mask_data + text * mask_text + first * mask_row, mask_row, std::min(2 * kTile, s.rows - first), s);
+      task.run(out_data + offset);
+    }
+    release_tiles();
+  });
+}
+
+bool suits_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s) {
+  const auto dense = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16 && tensor.stride(-1) == 1; };
+  const bool sizes = s.span > 0 && s.head_dim % kTile == 0 && s.head_dim <= kMaxHeadDim;
+  return sizes && has_amx() && dense(queries) && dense(kv) && dense(mask) && queries.is_contiguous();
+}
+
+#endif
+
+at::Tensor cached_attention(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads) {
+  const Shape shape = checked(queries, kv, mask, kv_heads);
+#ifdef MOASERVE_AMX
+  if (suits_tiles(queries, kv, mask, shape)) {
+    at::Tensor out = at::empty_like(queries);
+    by_tiles(queries, kv, mask, shape, out);
+    return out;
+  }
+#endif
+  return by_pytorch(queries, kv, mask, shape);
+}
+
+}  // namespace
+
+// Compiled graphs call this by its name, without a dispatcher in between.
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_cached_attention(
+    AtenTensorHandle queries, AtenTensorHandle kv, AtenTensorHandle mask, int64_t kv_heads, AtenTensorHandle* out) {
+  using torch::aot_inductor::new_tensor_handle;
+  using torch::aot_inductor::tensor_handle_to_tensor_pointer;
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    const auto& [q, c, m] = std::tie(
+        *tensor_handle_to_tensor_pointer(queries), *tensor_handle_to_tensor_pointer(kv), *tensor_handle_to_tensor_pointer(mask));
+    *out = new_tensor_handle(cached_attention(q, c, m, kv_heads));
+  });
+}
+
+TORCH_LIBRARY_IMPL(moaserve, CPU, library) {
+  library.impl("cached_attention", &cached_attention);
+}

@@ -1,0 +1,122 @@
+"""The operator for CPUs with AMX against PyTorch's attention in float32."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.cached_attention import cached_attention, suits
+from models.graph_runner import build_runner, load_runner
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not suits(torch.bfloat16, 64), reason="needs a CPU with AMX and AVX512-BF16"),
+    pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="the operator is compiled: install g++"),
+]
+
+KV_HEADS = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("operator") / "runner.so"
+    build_runner(path)
+    load_runner(path)
+
+
+def expected(queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
+    batch, _, rows, span = mask.shape
+    head_dim = kv.shape[2] // (2 * KV_HEADS)
+    lined_up = queries.float().view(batch, rows, KV_HEADS, head_dim).transpose(1, 2)
+    keys, values = kv[:, :span].float().unflatten(2, (2, KV_HEADS, head_dim)).unbind(2)
+    out = F.scaled_dot_product_attention(lined_up, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask.float())
+    return out.transpose(1, 2).reshape_as(queries)
+
+
+def example(batch: int, rows: int, span: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, a cache in a larger one, and a mask as trees make it; nothing but NaN where nothing may be read."""
+    random = torch.Generator().manual_seed(batch * 1000 + rows + span + head_dim)
+    queries = torch.randn(batch * rows, KV_HEADS * head_dim, generator=random).mul_(2).bfloat16()
+    slots = torch.full((batch + 2, span + 5, 2 * KV_HEADS * head_dim), float("nan"), dtype=torch.bfloat16)
+    kv = slots[1:-1]
+    kv[:, :span] = torch.randn(batch, span, kv.shape[2], generator=random)
+    scratch = min(12, span)
+    seen = torch.zeros(batch, 1, rows, span, dtype=torch.bool)
+    seen[..., :scratch] = torch.rand(batch, 1, rows, scratch, generator=random) < 0.4
+    ends = torch.randint(scratch, span + 1, (batch, 1, 1, 1), generator=random)
+    seen[..., scratch:] = torch.arange(scratch, span) < ends
+    seen[:, 0, :, 0] = True
+    return queries, kv, torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill_(~seen, float("-inf"))
+
+
+def check(queries: Tensor, kv: Tensor, mask: Tensor) -> None:
+    out = cached_attention(queries, kv, mask, KV_HEADS)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected(queries, kv, mask), atol=0.02, rtol=0.01)
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("batch", "rows"), [(1, 1), (1, 4), (3, 5), (2, 16), (8, 30), (1, 33), (1, 200)])
+def test_it_gives_what_pytorch_gives(batch: int, rows: int, head_dim: int) -> None:
+    for span in (9, 32, 76, 141, 464):
+        check(*example(batch, rows, span, head_dim))
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    inputs = example(8, 30, 700, 48)
+    alone = cached_attention(*inputs, KV_HEADS)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(cached_attention(*inputs, KV_HEADS), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_masks_may_have_any_values() -> None:
+    queries, kv, mask = example(2, 30, 300, 48)
+    check(queries, kv, mask + torch.randn(mask.shape[-1]).mul_(3).bfloat16())
+
+
+def test_a_row_that_sees_nothing_gets_zeros() -> None:
+    queries, kv, mask = example(2, 20, 300, 48)
+    mask[0, 0, 3], mask[1] = float("-inf"), float("-inf")
+    out = cached_attention(queries, kv, mask, KV_HEADS).view(2, 20, -1)
+    assert not out[0, 3].any() and not out[1].any()
+    assert out[0, 2].any() and not out.isnan().any()
+
+
+def test_what_a_text_does_not_see_may_be_anything() -> None:
+    queries, kv, mask = example(1, 30, 464, 48)
+    mask[..., 64:] = float("-inf")
+    known = cached_attention(queries, kv, mask, KV_HEADS)
+    kv[:, 64:464] = float("nan")
+    assert torch.equal(cached_attention(queries, kv, mask, KV_HEADS), known)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    queries, kv, mask = example(1, 30, 464, 64)
+    check(queries * 40, kv, mask)
+
+
+@pytest.mark.parametrize("change", ["odd heads", "strided", "float32"])
+def test_what_tiles_do_not_fit_is_left_to_pytorch(change: str) -> None:
+    queries, kv, mask = example(2, 5, 40, 24 if change == "odd heads" else 48)
+    if change == "strided":
+        kv = kv.transpose(1, 2).contiguous().transpose(1, 2)
+    if change == "float32":
+        queries, kv, mask = queries.float(), kv.float(), mask.float()
+        torch.testing.assert_close(cached_attention(queries, kv, mask, KV_HEADS), expected(queries, kv, mask))
+        return
+    check(queries, kv, mask)
+
+
+def test_inputs_that_do_not_belong_together_are_refused() -> None:
+    queries, kv, mask = example(2, 5, 40, 48)
+    with pytest.raises(RuntimeError, match="do not belong together"):
+        cached_attention(queries[1:], kv, mask, KV_HEADS)
