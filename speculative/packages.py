@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Thread
 from typing import IO, Any
 
 import torch
@@ -133,14 +135,23 @@ def main() -> None:
     """Compile the graphs named on standard input, after a Recipe in its first line; print each name when it is done."""
     # Compilers print too; standard output is for names.
     done, sys.stdout = sys.stdout, sys.stderr
-    graphs = Recipe(**json.loads(sys.stdin.readline())).graphs()
-    cache = Path(sys.argv[1])
-    for name in map(str.strip, sys.stdin):
-        if name == RUNNER:
-            build_runner(_runner(cache))
-        else:
-            compile_graph(graphs[name], _package(cache, graphs[name]))
-        print(name, file=done, flush=True)
+    cache, lines = Path(sys.argv[1]), SimpleQueue[str]()
+    Thread(target=_listen, args=(lines,), daemon=True).start()
+    with contextlib.suppress(KeyboardInterrupt):
+        graphs = Recipe(**json.loads(lines.get())).graphs()
+        while name := lines.get():
+            if name == RUNNER:
+                build_runner(_runner(cache))
+            else:
+                compile_graph(graphs[name], _package(cache, graphs[name]))
+            print(name, file=done, flush=True)
+
+
+def _listen(lines: SimpleQueue[str]) -> None:
+    """Pass on what is asked for. Whoever closes standard input, or ends, waits for nothing more: what is half done is dropped."""
+    for line in sys.stdin:
+        lines.put(line.strip())
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class EdgeEngine:
             raise self._load_error
 
     async def stop(self) -> None:
-        """End all texts and hang up."""
+        """End all texts and hang up; a load that is under way is left to itself."""
         self._draining = self._stopped = True
         if self._loading is not None:
             self._loading.cancel()
@@ -88,8 +88,9 @@ class EdgeEngine:
 
     @property
     def alive(self) -> bool:
-        """True until it is stopped, or loading fails."""
-        return self._loading is not None and self._load_error is None and not self._stopped
+        """True until it is stopped, or loading fails; and while a load that was left to itself goes on."""
+        loads = self._model is None and self._worker.busy_since is not None
+        return self._loading is not None and self._load_error is None and (loads or not self._stopped)
 
     @property
     def busy_seconds(self) -> float:
@@ -222,8 +223,7 @@ class EdgeEngine:
         except Exception as error:
             logger.exception("loading failed")
             self._load_error = EngineLoadError(f"loading failed: {error}")
-        finally:
-            self._ready.set()
+        self._ready.set()
 
     def _loaded(self) -> Workplace:
         if self._place is None:

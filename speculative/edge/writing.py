@@ -182,6 +182,8 @@ class Writing:
             self._num_results += 1
         self._target_calls = gain.stats.num_target_calls
         self._measure(frame.step, gain, channel)
+        if not (gain.tokens or gain.text or gain.finish_reason or gain.prompt_logprobs):
+            return  # what answers a tree that the text has left
         self._text.take(gain)
         corrected = published.num_corrected
         news = published.take(gain, len(session.output), revise=self._place.offline == "correct" and self._request.revisable)
@@ -233,7 +235,7 @@ class Writing:
         now, before = time.monotonic(), self._advanced_at
         sent = self._sent.pop(step, None)
         if not gain.tokens:
-            return  # the text went on elsewhere
+            return
         self._advanced_at = now
         if sent is None:
             return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -190,3 +193,22 @@ def test_an_edge_with_int8_weights_says_why_it_is_not_compiled(tmp_path: Path) -
     with pytest.raises(EngineLoadError, match="--compile on: int8 weights"):
         EdgeModel.load(config)
     assert EdgeModel.load(replace(config, compile="auto")).info.dtype == "int8"
+
+
+def test_an_edge_that_is_told_to_stop_while_its_drafter_is_compiled_does(tmp_path: Path) -> None:
+    export_edge(str(FIXTURE / "target"), str(FIXTURE / "drafter"), tmp_path / "edge", dtype="float32")
+    command = [sys.executable, "-m", "app.cli", "edge", "--port", "0", "--server", "ws://127.0.0.1:1"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with subprocess.Popen(
+        [*command, "--bundle", str(tmp_path / "edge")], stderr=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while "compiling for this machine" not in said:
+            said += process.stderr.read(1)
+        process.terminate()
+        try:
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
+        process.stderr.close()
