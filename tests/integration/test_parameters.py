@@ -88,7 +88,9 @@ def test_log_probabilities_of_an_answer_are_the_models(
 
     streamed = list(client.chat.completions.create(**given, stream=True))
     pieces = [piece for chunk in streamed if (logprobs := chunk.choices[0].logprobs) for piece in logprobs.content or ()]
-    assert pieces == told
+    # Sums are rounded otherwise where more of the prompt was known already.
+    assert [each.token for each in pieces] == [each.token for each in told]
+    assert [each.logprob for each in pieces] == pytest.approx([each.logprob for each in told], abs=1e-3)
 
 
 def test_lm_eval_scores_prompts_as_transformers_does(
