@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from app.settings import HttpSettings
 from speculative.config import Compile, DType, MemoryFormat
 from speculative.edge.config import EdgeConfig, Offline
-from speculative.edge.connection import Server
+from speculative.edge.opening import Server
 
 
 class EdgeSettings(HttpSettings):

@@ -19,6 +19,7 @@ from benchmarks.decoding import decode
 from benchmarks.machine import provenance
 from benchmarks.prompts import Prompt
 from models.edge_bundle import read_bundle
+from speculative.common_prefix import common_prefix
 from speculative.config import BUNDLED, EngineConfig, MemoryFormat
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_edge import EdgeDrafter, ReceivedMemory
@@ -185,11 +186,10 @@ def _ended(tokens: list[int], ends: frozenset[int]) -> list[int]:
 
 
 def _compared(engine: Engine, source: str, cut: float, known: list[int], rest: list[int], written: list[int]) -> Continuation:
-    common = next((n for n, (a, b) in enumerate(zip(rest, written, strict=False)) if a != b), min(len(rest), len(written)))
     similarity = SequenceMatcher(None, rest, written, autojunk=False).ratio()
     before, wanted, got = (_calls(engine, tokens) for tokens in (known, [*known, *rest], [*known, *written]))
     call = None if before == wanted else wanted == got
-    return Continuation(source, cut, len(rest), common, similarity, call)
+    return Continuation(source, cut, len(rest), common_prefix(rest, written), similarity, call)
 
 
 def _calls(engine: Engine, tokens: list[int]) -> list[tuple[str, str]]:

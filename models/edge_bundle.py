@@ -76,18 +76,11 @@ def read_bundle(folder: Path, *, dtype: torch.dtype, device: torch.device | str 
 
     Raises CheckpointError for a folder that is none, or of which something is missing, damaged or does not fit the rest.
     """
-    config = _read_config(folder)
+    config = read_config(folder)
     for name, digest in config.files.items():
         _check_file(folder, name, digest)
-    try:
-        target = DecoderConfig.from_hf(config.target)
-        with torch.device("meta"):
-            networks = EdgeNetworks(target, MoAConfig.from_hf(config.drafter, target))
-            if config.quantization is not None:
-                with_int8_weights(networks, dtype)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
-    tensors = read_tensors(folder)
+    networks = networks_of(config, folder, dtype=dtype)
+    target, tensors = networks.target.config, read_tensors(folder)
     vocabulary = _draft_vocabulary(tensors, config, target, folder)
     if target.tie_word_embeddings:
         tied = {name: tensor for name, tensor in tensors.items() if name.startswith("target.embedding.")}
@@ -111,7 +104,28 @@ def is_quantized(name: str, places: Mapping[str, Tensor]) -> bool:
     return places[name].dtype == torch.int8 or (name.endswith(".scales") and name in places)
 
 
-def _read_config(folder: Path) -> BundleConfig:
+def networks_of(config: BundleConfig, folder: Path, *, dtype: torch.dtype) -> EdgeNetworks:
+    """What ``config`` of the bundle in ``folder`` describes, without weights; raises CheckpointError where it fits nothing."""
+    try:
+        target = DecoderConfig.from_hf(config.target)
+        return empty_networks(target, MoAConfig.from_hf(config.drafter, target), config.quantization, dtype=dtype)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+
+
+def empty_networks(
+    target: DecoderConfig, drafter: MoAConfig, quantization: Quantization | None, *, dtype: torch.dtype
+) -> EdgeNetworks:
+    """Networks of these sizes on the meta device, to compute in ``dtype`` where they are quantized."""
+    with torch.device("meta"):
+        networks = EdgeNetworks(target, drafter)
+        if quantization is not None:
+            with_int8_weights(networks, dtype)
+    return networks
+
+
+def read_config(folder: Path) -> BundleConfig:
+    """A bundle's ``config.json``; raises CheckpointError for a folder that has none of ours."""
     if not folder.is_dir():
         raise CheckpointError(f"no folder {str(folder)!r}")
     raw = read_json(folder, "config.json")

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from models.edge import EdgeNetworks, edge_weights
+from models.edge import edge_weights
 from models.edge_bundle import (
     ARCHITECTURE,
     DRAFT_VOCABULARY,
@@ -19,11 +19,12 @@ from models.edge_bundle import (
     DType,
     Quantization,
     digest_of,
+    empty_networks,
     is_bundle,
     is_quantized,
 )
 from models.errors import CheckpointError
-from models.int8 import quantize, with_int8_weights
+from models.int8 import quantize
 from models.llama import Llama
 from models.loader import read_json
 from models.moa import MoA
@@ -86,12 +87,8 @@ def write_bundle(
 
 def _bundled(target: Llama, drafter: MoA, dtype: torch.dtype, quantization: Quantization | None) -> dict[str, Tensor]:
     """The tensors as they are stored: those of two names once, on the CPU, of this type or quantized."""
-    with torch.device("meta"):
-        networks = EdgeNetworks(target.config, drafter.config)
-        if quantization is not None:
-            with_int8_weights(networks, dtype)
+    places = empty_networks(target.config, drafter.config, quantization, dtype=dtype).state_dict()
     stored: dict[str, Tensor] = {}
-    places = networks.state_dict()
     for name, tensor in edge_weights(target, drafter).items():
         if target.config.tie_word_embeddings and name.startswith("target.lm_head."):
             continue

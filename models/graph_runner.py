@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,18 +46,26 @@ def load_graph(package: Path) -> CompiledGraph:
 
 def load_long_graph(package: Path, runner: Path) -> CompiledGraph:
     """The same, but other threads go on while it runs; ``runner`` is what ``build_runner`` made."""
-    load_runner(runner)
+    graph = load_runner(runner)
     torch.cpu._init_amx()  # graphs take it for granted that they may multiply tiles, which Linux grants on request
-    return _of_dense(torch.classes.moaserve.Graph(str(package)).run)
+    return _of_dense(graph(str(package)).run)
 
 
-def load_runner(runner: Path) -> None:
-    """Load what ``build_runner`` made, unless it is loaded: at another path it would register all again, which ends the process."""
+def load_runner(runner: Path) -> Callable[[str], Any]:
+    """What makes graphs of packages, out of what ``build_runner`` made; at another path that would register all again, which
+    ends the process, so it is loaded once.
+    """
     try:
-        torch.classes.moaserve.Graph  # noqa: B018 (asks whether it is there)
+        return _graph_class()
     except RuntimeError:
         # Its symbols are for the graphs that are loaded after it.
         ctypes.CDLL(str(runner), mode=ctypes.RTLD_GLOBAL)
+        return _graph_class()
+
+
+def _graph_class() -> Callable[[str], Any]:
+    made: Callable[[str], Any] = torch.classes.moaserve.Graph
+    return made
 
 
 def _of_dense(run: CompiledGraph) -> CompiledGraph:

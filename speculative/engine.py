@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,20 +15,17 @@ from models.plans import prefill_plan
 from speculative.acceptance import accept_paths, keep_paths, path_logprobs
 from speculative.batch import verify_plan
 from speculative.config import EngineStatus, ModelInfo, RemoteInfo
-from speculative.detokenizer import Detokenizer
 from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.errors import InvalidRequestError
-from speculative.grammar import Grammars
 from speculative.logprobs import text_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
-from speculative.prediction import Prediction
 from speculative.prefixes import Prefixes
 from speculative.remote.memory import MemoryReader
 from speculative.request import Grammar, OfferedTree, Request, RequestOutput, TokenLogprob
-from speculative.sampler import Sampler
 from speculative.sampling import argmax
 from speculative.scheduler import PrefillChunk, Scheduler
 from speculative.sequence import Sequence
+from speculative.texts import Texts
 from speculative.timing import StepClock
 from speculative.tree import DraftTree
 from speculative.validation import check_request, check_tree
@@ -61,8 +57,7 @@ class Engine:
         self.largest_shape = largest_shape
         self.compiled: dict[str, CompiledGraph] = {}
         self.eos_token_ids = eos_token_ids
-        self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
-        self.grammars = Grammars(tokenizer, info.vocab_size, sorted(eos_token_ids)) if tokenizer is not None else None
+        self._texts = Texts(tokenizer, info.vocab_size, eos_token_ids)
         self.clock = StepClock()
         self._shape: DraftShape | None = None
         self._has_prefilled = False
@@ -96,10 +91,8 @@ class Engine:
             )
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError for a grammar that cannot be followed; takes seconds for large ones. Any thread may ask."""
-        if self.grammars is None:
-            raise InvalidRequestError("this model has no tokenizer, so no grammar can be followed", param="grammar")
-        self.grammars.compile(grammar)
+        """As `Texts.check_grammar`."""
+        self._texts.check_grammar(grammar)
 
     def add(self, request: Request) -> None:
         """Queue a request; raises InvalidRequestError."""
@@ -107,18 +100,7 @@ class Engine:
         self.scheduler.add(self._begin(request))
 
     def _begin(self, request: Request) -> Sequence:
-        params, prompt = request.params, request.prompt_token_ids
-        limit = self.info.max_model_len
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
-        grammar = self.grammars.follow(params.grammar) if self.grammars is not None and params.grammar is not None else None
-        sequence = Sequence(
-            request=request,
-            sampler=Sampler(params, seed, prompt, self.eos_token_ids, grammar),
-            max_length=limit if params.max_tokens is None else len(prompt) + params.max_tokens,
-            detokenizer=Detokenizer(self._text, params.stop, params.min_tokens),
-            tokens=list(prompt),
-            prediction=Prediction(request.prediction) if request.prediction else None,
-        )
+        sequence = self._texts.begin(request, self.info.max_model_len)
         sequence.take_output(self.eos_token_ids)
         return sequence
 
@@ -292,13 +274,12 @@ class Engine:
 
     def _with_memory(self, batch: list[Sequence], outputs: list[RequestOutput]) -> list[RequestOutput]:
         """With what whoever drafts for a text elsewhere needs to go on."""
-        remote = {index: each for index, each in enumerate(batch) if each.request.remote}
-        going_on = {index: each for index, each in remote.items() if each.finish_reason is None}
-        told = self.memory.read(list(going_on.values())) if self.memory is not None else [None] * len(going_on)
-        memories = dict(zip(going_on, told, strict=True))
+        if not any(sequence.request.remote for sequence in batch):
+            return outputs
+        memories = [None] * len(batch) if self.memory is None else self.memory.read(batch)
         return [
-            replace(output, memory=memories.get(index), batch_size=len(batch)) if index in remote else output
-            for index, output in enumerate(outputs)
+            replace(output, memory=memory, batch_size=len(batch)) if sequence.request.remote else output
+            for sequence, output, memory in zip(batch, outputs, memories, strict=True)
         ]
 
     def _finish(self, sequence: Sequence, output: RequestOutput) -> RequestOutput:

@@ -33,7 +33,6 @@ from speculative.errors import EngineLoadError
 RUNNER = "runner"
 """Names the library that runs long graphs, among the graphs."""
 
-
 LARGEST_COMPILED = 500_000_000
 """Parameters up to which compilation is tried unasked: beyond, weights take the time, and each graph keeps a copy of them."""
 

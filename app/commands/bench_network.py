@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -150,19 +151,10 @@ def network(
         with typer.progressbar(
             length=plan.num_requests, label="asking", show_pos=True, file=typer.get_text_stream("stderr")
         ) as bar:
-
-            class Watcher:
-                """Shows how far it is, and keeps what there is: an hour of it must not be lost to what comes last."""
-
-                def asked(self) -> None:
-                    bar.update(1)
-
-                def noted(self, results: measuring.Results) -> None:
-                    if out is not None:
-                        report.write_figures(results, plan, notes, out)
-
+            # An hour of figures must not be lost to what comes last.
+            keep = (lambda: None) if out is None else partial(report.write_figures, results, plan, notes, out)
             try:
-                asyncio.run(measuring.measure(plan, results, Watcher()))
+                asyncio.run(measuring.measure(plan, results, measuring.Watcher(partial(bar.update, 1), keep)))
             except (ProcessError, NetworkError) as error:
                 results.failures.append(str(error))
             except KeyboardInterrupt:

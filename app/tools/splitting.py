@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from app.tools.parsing import CallDelta, ToolParser
 from app.tools.pieces import Piece, Pieces, append
+from speculative.common_prefix import common_prefix
 from speculative.request import RequestOutput
 
 
@@ -113,12 +114,7 @@ class Splitter:
         self._num_characters = alone.first_character
         pieces = self._more(kept + text, final)
         first = pieces[0] if pieces else None
-        same = _alike(alone.shown, first) if isinstance(first, str) else 0
+        same = common_prefix(alone.shown, first) if isinstance(first, str) else 0
         if isinstance(first, str):
             pieces[:1] = [first[same:]] if first[same:] else []
         return Split(pieces, len(alone.shown) - same)
-
-
-def _alike(one: str, other: str) -> int:
-    """Length of the longest beginning that both have."""
-    return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

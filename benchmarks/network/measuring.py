@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.network.asking import Answer, AnswerError, Cost
 from benchmarks.network.kinds import Kind, Pair
@@ -84,14 +84,14 @@ class Results:
     failures: list[str] = field(default_factory=list)
 
 
-class Watcher(Protocol):
-    """Whom a measurement tells how far it is."""
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Whom a measurement tells how far it is: that one more of ``Plan.num_requests`` has ended, and that a round, or a crowd, is
+    among the results as a whole.
+    """
 
-    def asked(self) -> None:
-        """One more of ``Plan.num_requests`` has ended."""
-
-    def noted(self, results: Results) -> None:
-        """A round, or a crowd, is complete: what there is so far."""
+    asked: Callable[[], object]
+    noted: Callable[[], object]
 
 
 async def measure(plan: Plan, results: Results, watcher: Watcher) -> None:
@@ -138,7 +138,7 @@ async def _alone(plan: Plan, stage: Stage, places: Sequence[Place], link: Link, 
                         results.runs.append(Run(place.kind.name, link.name, temperature, round, number, answer, cost))
                     watcher.asked()
                 turn = (turn + 1) % len(places)
-        watcher.noted(results)
+        watcher.noted()
 
 
 async def _crowded(plan: Plan, stage: Stage, kind: Kind, results: Results, watcher: Watcher) -> None:
@@ -162,7 +162,7 @@ async def _crowded(plan: Plan, stage: Stage, kind: Kind, results: Results, watch
                     results.crowds.append(Crowd(*who, plan.clients, answers, seconds, cost))
                 del left[0]
                 watcher.asked()
-                watcher.noted(results)
+                watcher.noted()
     except (AnswerError, ProcessError) as error:
         results.failures.append(f"{kind.name}, {plan.clients} at once: {error}")
         for _ in left:

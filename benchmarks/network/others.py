@@ -18,6 +18,7 @@ from models.errors import CheckpointError
 from models.kv_cache import KVCache
 from models.llama import Llama
 from models.loader import eos_token_ids, load_eagle, load_target, read_json, resolve_target
+from speculative.common_prefix import common_prefix
 from speculative.config import MemoryFormat, ModelInfo
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.eagle import EagleDrafter
@@ -27,11 +28,11 @@ from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.edge.config import EdgeConfig
 from speculative.edge.drafting import DrafterOfEach, EdgeModel
 from speculative.errors import EngineLoadError
-from speculative.grammar import Grammars
 from speculative.loading import default_sampling, pair_fingerprint, with_text
 from speculative.policy import DraftShape
 from speculative.remote.memory_codec import MemoryCodec, RowCodec
 from speculative.sequence import Sequence
+from speculative.texts import Texts
 from speculative.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ class OtherEdgeModel(EdgeModel):
             # A server for a model of its own runs without a drafter.
             pair=pair_fingerprint(self._target, self._whole if is_eagle else None),
         )
-        tokenizer = self._tokenizer
-        self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
-        self.grammars = Grammars(tokenizer, self.info.vocab_size, sorted(self.eos_token_ids)) if tokenizer is not None else None
+        self.texts = Texts(self._tokenizer, self.info.vocab_size, self.eos_token_ids)
         first = self._another()
         first.pack()
         self._free = [first]
@@ -171,8 +170,7 @@ class ModelOnEdge(_OnEdge):
         """Reads what is new of the text first."""
         (sequence,) = sequences
         text = sequence.tokens[:-1]
-        same = next((at for at, pair in enumerate(zip(self._read, text, strict=False)) if pair[0] != pair[1]), None)
-        first = min(len(self._read), len(text)) if same is None else same
+        first = common_prefix(self._read, text)
         if first < len(text):
             token_ids, positions = torch.tensor(text[first:]), torch.arange(first, len(text))
             own_cache = self.inner.cache  # the target's is elsewhere, and this drafter does not read it

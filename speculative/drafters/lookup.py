@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.kv_cache import KVCache
+from speculative.common_prefix import common_prefix
 from speculative.drafters.base import Drafter
 from speculative.drafters.ngram import NgramIndex
 from speculative.drafters.wrapper import DrafterWrapper
@@ -35,7 +36,7 @@ class _Match:
     def foretold(self, tokens: list[int]) -> int | None:
         """How many tokens it got right; None while that cannot be said."""
         came = tokens[self.start : self.start + len(self.chain)]
-        right = next((n for n, (a, b) in enumerate(zip(self.chain, came, strict=False)) if a != b), len(came))
+        right = common_prefix(self.chain, came)
         return None if right == len(came) < len(self.chain) else right
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from speculative.config import Compile, DType, MemoryFormat
-from speculative.edge.connection import Server
+from speculative.edge.opening import Server
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
 

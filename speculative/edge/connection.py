@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections import deque
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, InvalidURI, WebSocketException
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from speculative.edge.measuring import RoundTrip
-from speculative.errors import EngineError, ProtocolError, ServerUnreachableError
-from speculative.remote.frames import Cancel, ClientFrame, Closed, Error, Hello, Ping, Pong, ServerFrame, Welcome
+from speculative.errors import EngineError, ProtocolError
+from speculative.remote.frames import Cancel, ClientFrame, Closed, Error, Ping, Pong, ServerFrame, Welcome
 from speculative.remote.limits import Limits
-from speculative.remote.protocol import VERSION, decode_server, encode
-
-PATH = "/v1/speculative/sessions"
-
-OPENING_S = 5.0
-"""Seconds in which a connection is made and greeted, or given up."""
+from speculative.remote.protocol import decode_server, encode
 
 PING_S = 0.2
 PATIENCE_S = 0.6
@@ -32,47 +24,9 @@ connection is lost: that is seen a PING_S later at the latest, so within a secon
 
 CLOSING_S = 1.0
 
-PERMANENT = frozenset({"unsupported_version", "unsupported_format", "wrong_model"})
-"""Refusals that stay the same however often one asks."""
-
-
-UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})
-OTHER_HOST = frozenset({62, 64})
-"""OpenSSL's X509_V_ERR codes of chains that end in nobody who is trusted, and of names or addresses that do not match."""
-
 
 class ConnectionLostError(EngineError):
     """The connection is gone; its sessions can be resumed on another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Where a server is (ws:// or wss://, host and port, perhaps a path that a proxy strips) and how one is let in.
-
-    ``ca_file`` (PEM) names the authorities that are trusted instead of the system's.
-    """
-
-    url: str
-    api_key: str | None = None
-    ca_file: Path | None = None
-
-    @property
-    def sessions_url(self) -> str:
-        """Where the WebSocket is."""
-        return self.url.rstrip("/").removesuffix("/v1") + PATH
-
-    def options(self) -> dict[str, Any]:
-        """What the WebSocket library is told of it; raises ServerUnreachableError for a file that holds no certificates."""
-        options: dict[str, Any] = {}
-        if self.api_key is not None:
-            options["additional_headers"] = {"Authorization": f"Bearer {self.api_key}"}
-        if self.ca_file is not None:
-            try:
-                options["ssl"] = ssl.create_default_context(cafile=str(self.ca_file))
-            except (OSError, ssl.SSLError) as error:
-                message = f"{self.ca_file} holds no certificates that can be read: {error}"
-                raise ServerUnreachableError(message, permanent=True) from error
-        return options
 
 
 class Connection:
@@ -82,7 +36,7 @@ class Connection:
     `Channel`.
     """
 
-    def __init__(self, socket: _Socket, welcome: Welcome, limits: Limits) -> None:
+    def __init__(self, socket: Socket, welcome: Welcome, limits: Limits) -> None:
         self.welcome, self.limits = welcome, limits
         self.round_trip = RoundTrip()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -248,86 +202,7 @@ class Channel:
             self.send(Cancel(self.number))
 
 
-async def open_connection(server: Server, hello: Hello) -> Connection:
-    """Connect and greet; raises ServerUnreachableError with what is wrong and what to do."""
-    try:
-        return await asyncio.wait_for(_open(server, hello), OPENING_S)
-    except asyncio.TimeoutError:
-        raise ServerUnreachableError(f"{server.url} does not answer: is this the right host and port, and does it run?") from None
-
-
-async def _open(server: Server, hello: Hello) -> Connection:
-    try:
-        socket = await connect(
-            server.sessions_url,
-            compression=None,  # what takes room is random to it
-            max_size=hello.frame_bytes,
-            ping_interval=None,
-            open_timeout=None,
-            create_connection=_Socket,
-            **server.options(),
-        )
-    except InvalidStatus as error:
-        raise _refused(server, error.response.status_code) from error
-    except InvalidURI as error:
-        raise ServerUnreachableError(f"{server.url} is no address of a server: {error}", permanent=True) from error
-    except ssl.SSLCertVerificationError as error:
-        raise _distrusted(server, error) from error
-    except (OSError, EOFError, WebSocketException) as error:
-        said = str(error) or type(error).__name__
-        if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-            said = "it does not speak TLS; if it is to be asked without, its address begins with ws://"
-        elif isinstance(error, InvalidMessage) and server.url.startswith("ws://"):
-            said += "; if it speaks TLS, its address begins with wss://"
-        raise ServerUnreachableError(f"{server.url} cannot be reached: {said}") from error
-    assert isinstance(socket, _Socket)
-    try:
-        await socket.send(socket.count(encode(hello)))
-        limits = Limits(frame_bytes=hello.frame_bytes)
-        frame = decode_server(_binary(await socket.recv()), limits)
-        if isinstance(frame, Error):
-            raise ServerUnreachableError(f"{server.url}: {frame.message}", permanent=frame.code in PERMANENT)
-        if not isinstance(frame, Welcome) or frame.version != VERSION or frame.format not in hello.formats:
-            raise ServerUnreachableError(f"{server.url} does not greet as MoA Serve does: is it another kind of server?")
-    except (ConnectionClosed, ProtocolError) as error:
-        socket.transport.abort()
-        raise ServerUnreachableError(f"{server.url} did not answer the greeting: {error}") from error
-    except BaseException:
-        socket.transport.abort()
-        raise
-    return Connection(socket, frame, Limits.of(frame, hello.frame_bytes))
-
-
-def _binary(data: str | bytes) -> bytes:
-    if isinstance(data, str):
-        raise ProtocolError("malformed_frame", "frames are binary, and this was text")
-    return data
-
-
-def _distrusted(server: Server, error: ssl.SSLCertVerificationError) -> ServerUnreachableError:
-    """What to do depends on what is wrong with a certificate: another authority helps only where its own is unknown."""
-    if error.verify_code in UNKNOWN_AUTHORITY:
-        known = "the system's" if server.ca_file is None else f"those in {server.ca_file}"
-        problem = f"it is of none of {known}: name its authority's certificate with --server-ca-file"
-    elif error.verify_code in OTHER_HOST:
-        problem = "it is another host's: use a name of the server that stands in it"
-    else:
-        problem = "the server needs another one"
-    message = f"{server.url}: its certificate is not trusted ({error.verify_message}); {problem}"
-    return ServerUnreachableError(message, permanent=True)
-
-
-def _refused(server: Server, status: int) -> ServerUnreachableError:
-    if status in (401, 403):
-        message = f"{server.url} does not let this edge in ({status}): set MOASERVE_SERVER_API_KEY to a key of that server"
-        return ServerUnreachableError(message, permanent=True)
-    if status == 404:
-        message = f"{server.url} has no {PATH}: is it a MoA Serve server that takes edges?"
-        return ServerUnreachableError(message, permanent=True)
-    return ServerUnreachableError(f"{server.url} does not take connections now (HTTP {status})")
-
-
-class _Socket(ClientConnection):
+class Socket(ClientConnection):
     """Knows when the server was last heard, which a large frame that takes seconds would hide, and counts bytes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

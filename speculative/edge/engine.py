@@ -22,7 +22,7 @@ from speculative.edge.link import Link
 from speculative.edge.place import Tally, Worker, Workplace
 from speculative.edge.policy import EdgePolicy
 from speculative.edge.writing import Writing
-from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, InvalidRequestError
+from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError
 from speculative.remote.frames import Hello
 from speculative.remote.protocol import VERSION
 from speculative.request import Grammar, Request, RequestOutput
@@ -151,11 +151,8 @@ class EdgeEngine:
             raise place.link.problem
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequestError for a grammar that cannot be followed; takes seconds for large ones. Any thread may ask."""
-        grammars = self._loaded().model.grammars
-        if grammars is None:
-            raise InvalidRequestError("this bundle has no tokenizer, so no grammar can be followed", param="grammar")
-        grammars.compile(grammar)
+        """As `Texts.check_grammar`."""
+        self._loaded().model.texts.check_grammar(grammar)
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request until it ends; closing the generator early ends its session at the server."""

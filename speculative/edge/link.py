@@ -7,7 +7,8 @@ import logging
 import random
 from contextlib import suppress
 
-from speculative.edge.connection import Connection, Server, open_connection
+from speculative.edge.connection import Connection
+from speculative.edge.opening import Server, open_connection
 from speculative.errors import ServerUnreachableError
 from speculative.remote.frames import Hello
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from speculative.common_prefix import common_prefix
 from speculative.edge.session import Gain
 from speculative.request import RequestOutput, Written
 
@@ -48,7 +48,7 @@ class Published:
         if not self.ahead:
             self.told += gain.text
             return News(gain.tokens, gain.text)
-        same = alike(self.ahead, gain.tokens)
+        same = common_prefix(self.ahead, gain.tokens)
         count = min(len(self.ahead), len(gain.tokens))
         ends_early = gain.finish_reason is not None and len(gain.tokens) < len(self.ahead)
         if same == count and not ends_early:
@@ -59,7 +59,7 @@ class Published:
         if not revise:
             return None
         self.num_corrected += len(self.ahead) - same
-        character = alike(self.told, self.verified)
+        character = common_prefix(self.told, self.verified)
         self.ahead, self.told = [], self.verified
         return News(gain.tokens[same:], self.told[character:], Written(False, num_tokens - len(gain.tokens) + same, character))
 
@@ -67,8 +67,3 @@ class Published:
         """Let what was handed out stand; the tokens that nobody had verified."""
         kept, self.ahead, self.verified = self.ahead, [], self.told
         return kept
-
-
-def alike(one: Sequence[object], other: Sequence[object]) -> int:
-    """Length of the longest beginning that both have."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from speculative.common_prefix import common_prefix
 from speculative.errors import EngineError
 from speculative.remote.frames import Logprob, Memory, Open, Opened, Result, Resume, Sampling, Stats, Verify
 from speculative.remote.grafting import graft
@@ -106,10 +107,8 @@ class Session:
 
     def go_on_with(self, tokens: list[int], num_characters: int) -> None:
         """Let the text be another one from somewhere on: the server is to open it anew, with that as its output."""
-        same = next((place for place, (one, other) in enumerate(zip(tokens, self.tokens, strict=False)) if one != other), None)
-        same = min(len(tokens), len(self.tokens)) if same is None else same
+        self._drop_memory(common_prefix(tokens, self.tokens))  # a token's memory depends on those before it
         self.tokens, self.num_characters = tokens, num_characters
-        self._drop_memory(same)  # a token's memory depends on those before it
         self.forget()
 
     def forget(self) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from speculative.config import MEMORY_FORMATS, MemoryFormat
 from speculative.edge.connection import Channel, ConnectionLostError
-from speculative.edge.drafting import Drafted, EdgeText
+from speculative.edge.costs import Costs
 from speculative.edge.following import follow_up
 from speculative.edge.place import Workplace
-from speculative.edge.policy import Exchange
 from speculative.edge.published import News, Published
 from speculative.edge.session import Gain, Rows, Session, SessionFault
+from speculative.edge.text import Drafted, EdgeText
 from speculative.errors import (
     ContextLengthError,
     EngineStepError,
@@ -26,7 +26,7 @@ from speculative.errors import (
 from speculative.policy import DraftShape
 from speculative.remote.frames import Closed, Error, Memory, Opened, Result
 from speculative.remote.memory_codec import MemoryCodec
-from speculative.request import EdgeStats, OfferedTree, Request, RequestOutput, RequestStats
+from speculative.request import OfferedTree, Request, RequestOutput, RequestStats
 
 RETRIES = 8
 """How often in a row a server may refuse a text that it might take later, or fail at it, before the text fails."""
@@ -38,16 +38,6 @@ class _BeginAnewError(Exception):
     """The session is over at the server, and the text is not."""
 
 
-@dataclass(slots=True)
-class _Sent:
-    """A tree that is under way: when it was sent, and what the channel had carried by then; ``ahead`` of another's result."""
-
-    at: float
-    num_bytes: int
-    received_before: int
-    ahead: bool
-
-
 class Writing:
     """Writes ``request``'s text; every gain is handed to ``publish`` as it comes."""
 
@@ -55,13 +45,8 @@ class Writing:
         self._place, self._request, self._text, self._publish = place, request, text, publish
         self._session = Session(request)
         self._published = Published()
-        self._sent: dict[int, _Sent] = {}
-        self._advanced_at: float | None = None
+        self._costs = Costs(place.policy, place.tally)
         self._looked_ahead = (0, 0)
-        self._num_results = self._num_ahead = 0
-        self._target_calls_before = self._target_calls = 0
-        self._bytes_before = (0, 0)
-        self._channel: Channel | None = None
         self._failures = 0
 
     async def run(self) -> None:
@@ -72,15 +57,16 @@ class Writing:
                 await self._alone()
                 continue
             try:
-                with await connection.channel() as self._channel:
-                    await self._converse(self._channel)
+                with await connection.channel() as channel:
+                    self._costs.enter(channel)
+                    await self._converse(channel)
             except (ConnectionLostError, _BeginAnewError):
                 pass
             except (SessionFault, InvalidMemoryError) as fault:
                 connection.fail(str(fault))
                 self._failed(f"the server contradicts itself: {fault}")
             finally:
-                self._leave()
+                self._costs.leave()
 
     async def _converse(self, channel: Channel) -> None:
         """The text on one connection, until it ends or that is lost."""
@@ -89,7 +75,7 @@ class Writing:
         if codec.bytes_per_token != welcome.model.row_bytes or codec.newest_bytes != welcome.model.newest_bytes:
             raise SessionFault(f"a row of {welcome.format} memory has {codec.bytes_per_token} bytes here")
         if session.resume_token is None:
-            self._target_calls_before, self._target_calls = self._target_calls_before + self._target_calls, 0
+            self._costs.open_anew()
         opening = session.begin(channel.number, welcome.model.row_bytes)
         if len(self._text.sequence.tokens) > len(session.tokens):
             self._text.rewind(session.tokens, session.memory_end)
@@ -107,7 +93,7 @@ class Writing:
                 case Result() as frame:
                     self._take(frame, channel)
                 case Error() as frame:
-                    await self._refused(frame)
+                    await self._refused(frame, channel)
                 case Closed() as frame:
                     session.forget()
                     await self._again(f"the server has closed the session: {frame.reason}")
@@ -127,25 +113,27 @@ class Writing:
         """Send the next tree, and, while that is under way, what may follow it."""
         place, session, limits = self._place, self._session, channel.connection.limits
         largest = place.model.largest
-        if not session.under_way():
+        under_way = session.under_way()
+        if not under_way:
             shape = place.policy.shape(replace(largest, nodes=min(largest.nodes, limits.tree_nodes)))
             drafted = await self._drafted(codec, shape, limits.chain_nodes)
             place.tally.latest = shape
             self._send(channel, drafted.tree, ahead=False)
-        if (ahead := place.policy.ahead(largest)) is None or not self._may_look_ahead(channel):
+            under_way = [drafted.tree]
+        ahead = place.policy.ahead(largest)
+        if ahead is None or len(under_way) != 1 or not self._may_look_ahead(channel):
             return
         self._looked_ahead = (session.step, len(session.tokens))
-        (first,) = session.under_way()
         drafted = await self._drafted(codec, ahead, limits.chain_nodes)
-        following = follow_up(first, drafted.tree, limits.tree_nodes)
+        following = follow_up(under_way[0], drafted.tree, limits.tree_nodes)
         if following is not None and not channel.has_news:
             self._send(channel, following, ahead=True)
 
     def _may_look_ahead(self, channel: Channel) -> bool:
-        """Whether there is one tree to follow, for the first time, and nothing better to do."""
+        """Whether the tree that is under way is to be followed for the first time, and there is nothing better to do."""
         session, idle = self._session, self._place.worker.is_idle and not channel.has_news
         news = self._looked_ahead != (session.step, len(session.tokens)) and not self._published.ahead
-        room = session.can_draft(channel.connection.limits.in_flight) and len(session.under_way()) == 1
+        room = session.can_draft(channel.connection.limits.in_flight)
         return idle and news and room and self._request.params.speculative
 
     async def _drafted(self, codec: MemoryCodec, shape: DraftShape, chain_nodes: int) -> Drafted:
@@ -166,7 +154,7 @@ class Writing:
     def _send(self, channel: Channel, tree: OfferedTree, *, ahead: bool) -> None:
         carried = channel.bytes_sent
         channel.send(self._session.verify(channel.number, tree))
-        self._sent[self._session.step] = _Sent(time.monotonic(), channel.bytes_sent - carried, channel.bytes_received, ahead)
+        self._costs.sent(self._session.step, channel, channel.bytes_sent - carried, ahead=ahead)
 
     def _take(self, frame: Result, channel: Channel) -> None:
         """Publish what a step has brought."""
@@ -179,9 +167,7 @@ class Writing:
         gain = session.take_result(frame)
         if gain.tokens:
             self._failures = 0
-            self._num_results += 1
-        self._target_calls = gain.stats.num_target_calls
-        self._measure(frame.step, gain, channel)
+        self._costs.gained(frame.step, gain, channel, drafts=not published.ahead)
         if not (gain.tokens or gain.text or gain.finish_reason or gain.prompt_logprobs):
             return  # what answers a tree that the text has left
         self._text.take(gain)
@@ -231,33 +217,14 @@ class Writing:
             session.finish_reason = output.finish_reason
             self._publish(replace(output, stats=self.stats()))
 
-    def _measure(self, step: int, gain: Gain, channel: Channel) -> None:
-        now, before = time.monotonic(), self._advanced_at
-        sent = self._sent.pop(step, None)
-        if not gain.tokens:
-            return
-        self._advanced_at = now
-        if sent is None:
-            return
-        place, stats = self._place, gain.stats
-        place.tally.num_steps += 1
-        place.tally.verify_seconds += now - max(sent.at, before or 0.0)
-        if before is not None and not self._published.ahead:
-            place.policy.gained(len(gain.tokens), now - before)
-        if sent.ahead:
-            self._num_ahead += 1
-            return
-        num_bytes = sent.num_bytes + channel.bytes_received - sent.received_before
-        place.policy.exchanged(Exchange(gain.drafted, num_bytes, now - sent.at, stats.server_seconds, stats.batch_size))
-
-    async def _refused(self, error: Error) -> None:
+    async def _refused(self, error: Error, channel: Channel) -> None:
         """What the server says is wrong with the session or with a tree of it."""
         session = self._session
         if error.step is not None:
-            if session.refused(error.step) and self._channel is not None:
+            if session.refused(error.step):
                 self._failed(f"the server refuses a tree: {error.message}")
                 if not session.under_way():  # anything but the same again
-                    self._send(self._channel, OfferedTree(len(session.tokens)), ahead=False)
+                    self._send(channel, OfferedTree(len(session.tokens)), ahead=False)
             return
         session.forget()
         if error.code == "context_length":
@@ -282,27 +249,12 @@ class Writing:
         if self._failures > RETRIES:
             raise ServerUnreachableError(why)
 
-    def _leave(self) -> None:
-        """A connection is done with; what it carried counts."""
-        if (channel := self._channel) is not None:
-            self._bytes_before = (self._bytes_before[0] + channel.bytes_sent, self._bytes_before[1] + channel.bytes_received)
-        self._channel, self._advanced_at = None, None
-        self._sent.clear()
-
     def stats(self) -> RequestStats:
         """What the text has cost and gained so far."""
-        sent, received = self._bytes_before
-        if self._channel is not None:
-            sent, received = sent + self._channel.bytes_sent, received + self._channel.bytes_received
-        sequence = self._text.sequence
-        sequence.num_target_calls = self._target_calls_before + self._target_calls
-        published = self._published
+        sequence, published = self._text.sequence, self._published
+        sequence.num_target_calls = self._costs.num_target_calls
         written = len(self._session.output) + len(published.ahead)
-        return replace(
-            sequence.stats(),
-            completion_tokens=written,
-            edge=EdgeStats(self._num_results, self._num_ahead, sent, received, published.num_offline, published.num_corrected),
-        )
+        return replace(sequence.stats(), completion_tokens=written, edge=self._costs.edge_stats(published))
 
 
 def _known(format: str) -> MemoryFormat:

@@ -43,12 +43,12 @@ class MemoryReader:
         return {format: (codec.bytes_per_token, codec.newest_bytes) for format, codec in self._codecs.items()}
 
     def read(self, sequences: Many[Sequence]) -> list[Memory | None]:
-        """What is known of each text and has not been read before; None for a request that wants no memory, or nothing new."""
+        """What is known of each text and has not been read before; None for one that has ended or wants none, or if nothing is."""
         told: list[Memory | None] = [None] * len(sequences)
         by_format: dict[MemoryFormat, list[tuple[int, Sequence, int]]] = {}
         for index, sequence in enumerate(sequences):
             wanted = sequence.request.memory
-            if wanted is not None and self._drafter is not None:
+            if wanted is not None and self._drafter is not None and sequence.finish_reason is None:
                 first = max(sequence.memory_end, sequence.request.memory_from, window_start(sequence, self._drafter.window))
                 if first < sequence.num_computed:
                     by_format.setdefault(wanted, []).append((index, sequence, first))

@@ -16,8 +16,8 @@ import torch
 from models.saving import save_drafter
 from speculative.config import EngineConfig
 from speculative.edge.config import EdgeConfig
-from speculative.edge.connection import Server
 from speculative.edge.drafting import EdgeModel
+from speculative.edge.opening import Server
 from speculative.edge.session import Rows
 from speculative.edge_export import export_edge
 from speculative.engine import Engine

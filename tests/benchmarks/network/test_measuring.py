@@ -13,7 +13,7 @@ from benchmarks.network import measuring
 from benchmarks.network.asking import Answer, AnswerError, Cost
 from benchmarks.network.kinds import EAGLE, MOA, PLAIN, SPECULATIVE, Kind, Pair, kinds
 from benchmarks.network.links import LINKS
-from benchmarks.network.measuring import Plan, Results, measure
+from benchmarks.network.measuring import Plan, Results, Watcher, measure
 from benchmarks.network.processes import ProcessError
 from benchmarks.network.stage import Place
 from benchmarks.network.traffic import Traffic
@@ -57,17 +57,6 @@ class FakeTransport:
         pass
 
 
-class Seen:
-    def __init__(self) -> None:
-        self.count, self.kept = 0, list[int]()
-
-    def asked(self) -> None:
-        self.count += 1
-
-    def noted(self, results: Results) -> None:
-        self.kept.append(len(results.runs))
-
-
 @asynccontextmanager
 async def open_transport(*_: Any) -> AsyncIterator[FakeTransport]:
     yield FakeTransport()
@@ -91,11 +80,12 @@ async def test_what_fails_is_noted_and_all_else_goes_on(monkeypatch: pytest.Monk
         transport="relay",
         cores=None,
     )
-    results, seen = Results(), Seen()
-    await measure(plan, results, seen)
-    assert seen.count == plan.num_requests
+    results, asked, kept = Results(), list[int](), list[int]()
+    watcher = Watcher(lambda: asked.append(len(results.runs)), lambda: kept.append(len(results.runs)))
+    await measure(plan, results, watcher)
+    assert len(asked) == plan.num_requests
     # One of each kind's twelve failed; what there was was kept after every round.
-    assert len(results.runs) == 4 * 11 and seen.kept[:3] == [4 * 3, 4 * 7, 4 * 11]
+    assert len(results.runs) == 4 * 11 and kept[:3] == [4 * 3, 4 * 7, 4 * 11]
     assert {run.round for run in results.runs} == {0, 1, 2}
     crowds = [(crowd.kind, crowd.temperature) for crowd in results.crowds]
     assert crowds == [(PLAIN, 0.0), (PLAIN, 1.0), (SPECULATIVE, 0.0), (SPECULATIVE, 1.0), (MOA, 0.0)]

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from speculative.edge.connection import Connection, ConnectionLostError, Server, open_connection
+from speculative.edge.connection import Connection, ConnectionLostError
 from speculative.edge.link import Link
+from speculative.edge.opening import Server, open_connection
 from speculative.errors import ServerUnreachableError
 from speculative.remote.frames import (
     Cancel,

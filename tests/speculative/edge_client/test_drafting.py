@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from speculative.edge.config import EdgeConfig
-from speculative.edge.connection import Server
 from speculative.edge.drafting import EdgeModel
+from speculative.edge.opening import Server
 from speculative.edge_export import export_edge
 from speculative.request import Request, SamplingParams
 from tests.speculative.conftest import N0

@@ -25,8 +25,8 @@ from models.loader import PRETRAINED
 from speculative.async_engine import AsyncEngine
 from speculative.config import EngineConfig
 from speculative.edge.config import EdgeConfig, Offline
-from speculative.edge.connection import Server as Address
 from speculative.edge.engine import EdgeEngine
+from speculative.edge.opening import Server as Address
 from speculative.edge_export import export_edge
 from speculative.engine import Engine
 from speculative.loading import load_engine

@@ -1,0 +1,45 @@
+"""Sequences of requests, before their first step."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+from transformers import PreTrainedTokenizerBase
+
+from speculative.detokenizer import Detokenizer
+from speculative.errors import InvalidRequestError
+from speculative.grammar import Grammars
+from speculative.prediction import Prediction
+from speculative.request import Grammar, Request
+from speculative.sampler import Sampler
+from speculative.sequence import Sequence
+
+
+class Texts:
+    """Begins texts of one model; without a tokenizer they are tokens alone, and follow no grammar."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
+        self._grammars = Grammars(tokenizer, vocab_size, sorted(self._eos_token_ids)) if tokenizer is not None else None
+
+    def begin(self, request: Request, max_model_len: int) -> Sequence:
+        """The prompt and what is made of its parameters, without a slot; a request without a seed gets one."""
+        params, prompt = request.params, request.prompt_token_ids
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        grammar = self._grammars.follow(params.grammar) if self._grammars is not None and params.grammar is not None else None
+        return Sequence(
+            request=request,
+            sampler=Sampler(params, seed, prompt, self._eos_token_ids, grammar),
+            max_length=max_model_len if params.max_tokens is None else len(prompt) + params.max_tokens,
+            detokenizer=Detokenizer(self._text, params.stop, params.min_tokens),
+            tokens=list(prompt),
+            prediction=Prediction(request.prediction) if request.prediction else None,
+        )
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raise InvalidRequestError for a grammar that cannot be followed; takes seconds for large ones. Any thread may ask."""
+        if self._grammars is None:
+            raise InvalidRequestError("this model has no tokenizer, so no grammar can be followed", param="grammar")
+        self._grammars.compile(grammar)
