@@ -17,12 +17,8 @@
 #include <limits>
 #include <tuple>
 
-#if defined(__x86_64__) && defined(__linux__) && __has_include(<amxbf16intrin.h>)
-#define MOASERVE_AMX 1
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "cached_attention.h"
+#include "tiles.h"
 
 namespace {
 
@@ -50,47 +46,17 @@ at::Tensor by_pytorch(const at::Tensor& queries, const at::Tensor& kv, const at:
 
 #ifdef MOASERVE_AMX
 
-#define AMX __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
+using tiles::kTile;
+using tiles::kTileBytes;
 
-constexpr int64_t kTile = 16;         // rows of a tile; its rows have 64 bytes
 constexpr int64_t kBlock = 32;        // cache rows of a step: what one row of a tile holds in bfloat16
 constexpr int64_t kChunk = 4;         // blocks whose scores are kept at a time, so that they stay in the first-level cache
 constexpr int64_t kAhead = 2;         // blocks that are fetched before they are read
 constexpr int64_t kFew = 4;           // rows of which four cache rows' scores fit one vector
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kTileFloats = kTile * kTile;
-constexpr int64_t kTileBytes = kTile * 64;
 constexpr int kHidden = 0xFF80;       // -inf in bfloat16
 constexpr int64_t kSmallest = 1024;   // cache rows times tiles of queries that are worth another thread, some 10 µs
-
-bool has_amx() {
-  static const bool has = [] {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("amx-bf16")) {
-      return false;
-    }
-    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM: Linux grants tiles on request
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }();
-  return has;
-}
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-AMX void configure_tiles() {
-  TileConfig config;
-  std::fill_n(config.bytes, 8, 64);
-  std::fill_n(config.rows, 8, kTile);
-  _tile_loadconfig(&config);
-}
-
-AMX void release_tiles() {
-  _tile_release();
-}
 
 // A tile-sized operand: where it begins, bytes from row to row, from tile to tile and from step to step.
 struct Operand {
@@ -155,18 +121,6 @@ AMX void transpose(__m512i* r) {
     r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
     r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
   }
-}
-
-// 2^x for x <= 0: within 1e-7 of it, and 0 for -inf.
-AMX inline __m512 power_of_two(__m512 x) {
-  const __m512 fraction = _mm512_reduce_ps(x, 0x01);  // x - floor(x)
-  __m512 p = _mm512_set1_ps(0.00186713005f);
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.00901703071f));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.0557999127f));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.240164444f));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.693151295f));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, x);
 }
 
 AMX inline __mmask32 first_words(int64_t count) {
@@ -359,7 +313,7 @@ class Task {
       // A row that has seen nothing so far has no maximum; 0 in its place makes all its probabilities 0.
       const __mmask16 sees = _mm512_cmp_ps_mask(maximum, none, _CMP_NEQ_OQ);
       const __m512 shift = _mm512_maskz_mul_ps(sees, maximum, scale);
-      if (started_) rescale(tile, power_of_two(_mm512_fmsub_ps(maximum_[tile], scale, shift)));
+      if (started_) rescale(tile, tiles::power_of_two(_mm512_fmsub_ps(maximum_[tile], scale, shift)));
       maximum_[tile] = maximum;
       __m512 sums[2] = {sum_[tile], _mm512_setzero_ps()};
       for (int64_t block = 0; block < held_; ++block) {
@@ -399,8 +353,8 @@ class Task {
     __m512i r[16];
     for (int pair = 0; pair < 16; ++pair) {
       const float* from = (pair < 8 ? first : second) + (pair % 8) * 32;
-      const __m512 even = power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from), scale, shift));
-      const __m512 odd = power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from + 16), scale, shift));
+      const __m512 even = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from), scale, shift));
+      const __m512 odd = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from + 16), scale, shift));
       sums[0] = _mm512_add_ps(sums[0], even);
       sums[1] = _mm512_add_ps(sums[1], odd);
       r[pair] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
@@ -428,7 +382,7 @@ class Task {
         four = _mm512_insertf32x4(four, _mm_load_ps(from + 16), 1);
         four = _mm512_insertf32x4(four, _mm_load_ps(from + 32), 2);
         four = _mm512_insertf32x4(four, _mm_load_ps(from + 48), 3);
-        halves[half] = power_of_two(_mm512_fmsub_ps(four, scale, shifts));
+        halves[half] = tiles::power_of_two(_mm512_fmsub_ps(four, scale, shifts));
         total = _mm512_add_ps(total, halves[half]);
       }
       r[eight] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(halves[1], halves[0]));
@@ -507,7 +461,7 @@ void by_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor&
   const int64_t groups = (s.rows + 2 * kTile - 1) / (2 * kTile);
   const int64_t cost = s.span * (s.rows > kTile ? 2 : 1);
   at::parallel_for(0, s.batch * s.kv_heads * groups, std::max<int64_t>(1, kSmallest / cost), [&](int64_t begin, int64_t end) {
-    configure_tiles();
+    tiles::configure();
     for (int64_t index = begin; index < end; ++index) {
       const int64_t group = index % groups, head = index / groups % s.kv_heads, text = index / groups / s.kv_heads;
       const int64_t first = group * 2 * kTile, offset = (text * s.rows + first) * query_row + head * s.head_dim;
@@ -516,17 +470,19 @@ void by_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor&
           mask_data + text * mask_text + first * mask_row, mask_row, std::min(2 * kTile, s.rows - first), s);
       task.run(out_data + offset);
     }
-    release_tiles();
+    tiles::release();
   });
 }
 
 bool suits_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s) {
   const auto dense = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16 && tensor.stride(-1) == 1; };
   const bool sizes = s.span > 0 && s.head_dim % kTile == 0 && s.head_dim <= kMaxHeadDim;
-  return sizes && has_amx() && dense(queries) && dense(kv) && dense(mask) && queries.is_contiguous();
+  return sizes && tiles::available() && dense(queries) && dense(kv) && dense(mask) && queries.is_contiguous();
 }
 
 #endif
+
+}  // namespace
 
 at::Tensor cached_attention(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads) {
   const Shape shape = checked(queries, kv, mask, kv_heads);
@@ -539,8 +495,6 @@ at::Tensor cached_attention(const at::Tensor& queries, const at::Tensor& kv, con
 #endif
   return by_pytorch(queries, kv, mask, shape);
 }
-
-}  // namespace
 
 // Compiled graphs call this by its name, without a dispatcher in between.
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_cached_attention(

@@ -1,28 +1,20 @@
-"""The operator with which compiled decoders attend to a cache where the CPU multiplies tiles (AMX); see ``cached_attention.cpp``.
-
-It is part of the library that ``graph_runner`` builds, and graphs call it by its C name: through PyTorch's dispatcher a call would
-cost as much as the attention of a short text.
-"""
+"""The operator with which compiled decoders attend to a cache where the CPU multiplies tiles; see ``cached_attention.cpp``."""
 
 from __future__ import annotations
-
-import hashlib
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+from models.tiles import LIBRARY, has_tiles
 
-_library = torch.library.Library("moaserve", "FRAGMENT")
-_library.define("cached_attention(Tensor queries, Tensor kv, Tensor mask, int kv_heads) -> Tensor")
+LIBRARY.define("cached_attention(Tensor queries, Tensor kv, Tensor mask, int kv_heads) -> Tensor")
 
 
 def _like_queries(queries: Tensor, kv: Tensor, mask: Tensor, kv_heads: int) -> Tensor:
     return torch.empty_like(queries)
 
 
-torch.library.register_fake("moaserve::cached_attention", _like_queries, lib=_library)
+torch.library.register_fake("moaserve::cached_attention", _like_queries, lib=LIBRARY)
 
 
 C_SHIMS = {
@@ -46,10 +38,4 @@ def cached_attention(queries: Tensor, kv: Tensor, mask: Tensor, kv_heads: int) -
 
 def suits(dtype: torch.dtype, head_dim: int) -> bool:
     """Whether this CPU has what the operator is for, and it takes heads of this size."""
-    tiles = torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported()
-    return tiles and dtype == torch.bfloat16 and head_dim % 16 == 0 and head_dim <= 256
-
-
-def source_fingerprint() -> str:
-    """Identifies the operator, for graphs that use it."""
-    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    return has_tiles() and dtype == torch.bfloat16 and head_dim % 16 == 0 and head_dim <= 256

@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models import cached_attention, tiled_linear
 from models.attention import AttentionPlan
-from models.cached_attention import C_SHIMS, source_fingerprint, suits
 from models.digest import digest_weights
 from models.kv_cache import KVWindow
+from models.layers import Linear
 from models.llama import Llama
+from models.tiles import has_tiles, source_fingerprint
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 """Marks a size that may differ from call to call; which of them are equal, the trace finds out."""
@@ -67,6 +69,8 @@ def fingerprint(graph: Graph) -> str:
     for part in (*machine, graph.name, graph.settings, str(shapes)):
         digest.update(part.encode())
     digest_weights(graph.module, digest)
+    if has_tiles():
+        digest.update(source_fingerprint().encode())
     for folder in sorted({Path(__file__).parent, Path(inspect.getfile(type(graph.module))).parent}):
         for source in sorted(folder.glob("*.py")):
             digest.update(source.read_bytes())
@@ -78,6 +82,9 @@ def compile_graph(graph: Graph, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, _settings(folder):
         temporary = Path(folder) / "graph.pt2"
+        for layer in graph.module.modules():
+            if isinstance(layer, Linear):
+                layer.tile()
         with torch.no_grad():
             exported = torch.export.export(graph.module, graph.examples, dynamic_shapes=graph.dynamic_shapes)
             torch._inductor.aoti_compile_and_package(exported, package_path=str(temporary))
@@ -103,7 +110,7 @@ def _settings(folder: str) -> Iterator[None]:
                 "max_autotune_gemm_backends": "CPP",
                 "compile_threads": 1,
                 "cpp.min_chunk_size": 2048,
-                "aot_inductor.custom_ops_to_c_shims": C_SHIMS,
+                "aot_inductor.custom_ops_to_c_shims": cached_attention.C_SHIMS | tiled_linear.C_SHIMS,
             }
         ):
             yield
@@ -120,7 +127,7 @@ class _Decoder(nn.Module):
     def __init__(self, target: Llama) -> None:
         super().__init__()
         self.target = target
-        self.tiles = suits(target.dtype, target.config.head_dim)
+        self.tiles = cached_attention.suits(target.dtype, target.config.head_dim)
 
     def forward(self, token_ids: Tensor, positions: Tensor, write: Tensor, mask: Tensor, layers: list[Tensor]) -> Tensor:
         config, (batch, rows) = self.target.config, token_ids.shape
@@ -150,4 +157,4 @@ def decoder_graph(target: Llama) -> Graph:
         [{0: DYNAMIC, 1: DYNAMIC}] * config.num_layers,
     )
     decoder = _Decoder(target)
-    return Graph("decoder", decoder, inputs, sizes, f"tiles {source_fingerprint()}" if decoder.tiles else "")
+    return Graph("decoder", decoder, inputs, sizes)

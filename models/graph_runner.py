@@ -12,20 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.cached_attention import SOURCE as CACHED_ATTENTION
 from models.llama import CompiledGraph
+from models.tiles import HEADERS
+from models.tiles import SOURCES as OPERATORS
 
-SOURCES = (Path(__file__).with_suffix(".cpp"), CACHED_ATTENTION)
+SOURCES = (Path(__file__).with_suffix(".cpp"), *OPERATORS)
 
 
 def runner_fingerprint() -> str:
     """Identifies the library that ``build_runner`` makes: its sources, PyTorch and the CPU."""
     machine = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-    return hashlib.sha256(machine.encode() + b"".join(source.read_bytes() for source in SOURCES)).hexdigest()[:24]
+    return hashlib.sha256(machine.encode() + b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))).hexdigest()[:24]
 
 
 def build_runner(path: Path) -> None:
-    """Compile the library that runs graphs, and has the operator that they use, to ``path``; half a minute."""
+    """Compile the library that runs graphs, and has the operators that they use, to ``path``; half a minute."""
     from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,6 +34,19 @@ def build_runner(path: Path) -> None:
         builder = CppBuilder("runner", list(map(str, SOURCES)), CppTorchOptions(), folder)
         builder.build()
         Path(builder.get_target_file_path()).replace(path)
+
+
+def load_runner(runner: Path) -> None:
+    """Load what ``build_runner`` made, before the first graph.
+
+    At another path it would register all again, which ends the process, so it is loaded once.
+    """
+    try:
+        _graph_class()
+    except RuntimeError:
+        # Its symbols are for the graphs that are loaded after it.
+        ctypes.CDLL(str(runner), mode=ctypes.RTLD_GLOBAL)
+    torch.cpu._init_amx()  # graphs take it for granted that they may multiply tiles, which Linux grants on request
 
 
 def load_graph(package: Path) -> CompiledGraph:
@@ -44,23 +58,9 @@ def load_graph(package: Path) -> CompiledGraph:
     return _of_dense(torch._inductor.aoti_load_package(str(package)).loader.run)
 
 
-def load_long_graph(package: Path, runner: Path) -> CompiledGraph:
-    """The same, but other threads go on while it runs; ``runner`` is what ``build_runner`` made."""
-    graph = load_runner(runner)
-    torch.cpu._init_amx()  # graphs take it for granted that they may multiply tiles, which Linux grants on request
-    return _of_dense(graph(str(package)).run)
-
-
-def load_runner(runner: Path) -> Callable[[str], Any]:
-    """What makes graphs of packages, out of what ``build_runner`` made; at another path that would register all again, which
-    ends the process, so it is loaded once.
-    """
-    try:
-        return _graph_class()
-    except RuntimeError:
-        # Its symbols are for the graphs that are loaded after it.
-        ctypes.CDLL(str(runner), mode=ctypes.RTLD_GLOBAL)
-        return _graph_class()
+def load_long_graph(package: Path) -> CompiledGraph:
+    """The same, but other threads go on while it runs."""
+    return _of_dense(_graph_class()(str(package)).run)
 
 
 def _graph_class() -> Callable[[str], Any]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import RopeConfig
+from models.tiled_linear import suits, tiled, tiled_linear
 
 Rope = tuple[Tensor, Tensor]
 """Cosines and signed sines of the rows' positions, each [n, 1, 2, d/2]."""
@@ -30,6 +31,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self._packed: Tensor | None = None
+        self._tiles: Tensor | None = None
         nn.init.normal_(self.weight, std=0.02)
 
     @property
@@ -65,8 +67,16 @@ class Linear(nn.Module):
         elif weight.dtype == torch.float32 and weight.shape[0] >= weight.shape[1]:
             self.weight.data = weight.t().contiguous().t()
 
+    def tile(self) -> None:
+        """Prepare for being compiled, where this CPU and the weight suit ``tiled_linear``."""
+        if suits(self.weight):
+            self._tiles = tiled(self.weight.detach())
+
     def forward(self, x: Tensor) -> Tensor:
         """x [n, in] -> [n, out]."""
+        if self._tiles is not None:
+            product = tiled_linear(x, self._tiles)
+            return product if self.bias is None else product + self.bias
         if self._packed is not None:
             out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
             return out

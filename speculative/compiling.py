@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from models.compiled import DYNAMIC, Graph, decoder_graph
-from models.graph_runner import load_graph, load_long_graph
+from models.graph_runner import load_graph, load_long_graph, load_runner
 from models.llama import Llama
+from models.tiled_decoder import suits, tiled_decoder
 from speculative.batch import TreeLayout
 from speculative.config import EngineConfig
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_graphs import drafter_graphs
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
-from speculative.packages import RUNNER, Recipe, packages
+from speculative.packages import Recipe, packages
 from speculative.sampling import argmax
 
 
@@ -37,10 +38,11 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     """Let an engine run on compiled graphs; raises EngineLoadError when compilation fails."""
     # Graphs are tuned for a number of threads, which something else in this process may have set.
     config = dataclasses.replace(config, num_threads=torch.get_num_threads())
-    paths = packages(_graphs(engine), Recipe(__name__, engine_graphs.__name__, dataclasses.asdict(config)), runner=True)
-    runner = paths.pop(RUNNER)
-    # Prompts are read in one call that takes tens of milliseconds.
-    engine.target.compiled = load_long_graph(paths.pop("decoder"), runner)
+    paths, runner = packages(_graphs(engine), Recipe(__name__, engine_graphs.__name__, dataclasses.asdict(config)))
+    load_runner(runner)
+    # Prompts are read in one call that takes tens of milliseconds: other threads go on meanwhile.
+    target = engine.target
+    target.compiled = load_long_graph(paths.pop("decoder")) if "decoder" in paths else tiled_decoder(target)
     loaded = {name: load_graph(package) for name, package in paths.items()}
     engine.compiled = {name: loaded.pop(name) for name in ("head", "layout")}
     drafter = innermost(engine.drafter)
@@ -61,10 +63,11 @@ def _graphs(engine: Engine) -> list[Graph]:
     layout = TreeLayout(engine.cache, target.config.groups)
     parents, sizes = torch.tensor([[0, 1, 1], [0, 0, 1]]), ({0: DYNAMIC, 1: DYNAMIC}, {0: DYNAMIC}, {0: DYNAMIC})
     graphs = [
-        decoder_graph(target),
         Graph("head", _Head(target), (hidden,), ({0: DYNAMIC},)),
         Graph("layout", layout, (parents, torch.tensor([7, 9]), torch.arange(64)), sizes, layout.settings),
     ]
+    if not suits(target):
+        graphs.append(decoder_graph(target))
     drafter = innermost(engine.drafter)
     if isinstance(drafter, MoADrafter) and not drafter.borrowed:
         graphs += drafter_graphs(drafter, engine.cache)

@@ -31,7 +31,7 @@ from speculative.config import Compile
 from speculative.errors import EngineLoadError
 
 RUNNER = "runner"
-"""Names the library that runs long graphs, among the graphs."""
+"""Names the library that runs graphs, among them."""
 
 LARGEST_COMPILED = 500_000_000
 """Parameters up to which compilation is tried unasked: beyond, weights take the time, and each graph keeps a copy of them."""
@@ -66,15 +66,13 @@ def compiles(choice: Compile, module: nn.Module, device: torch.device, reason: s
     return reason is None
 
 
-def packages(graphs: list[Graph], recipe: Recipe, *, runner: bool = False) -> dict[str, Path]:
-    """Where each graph is, and with ``runner`` the library that runs long ones; raises EngineLoadError if one cannot be made."""
+def packages(graphs: list[Graph], recipe: Recipe) -> tuple[dict[str, Path], Path]:
+    """Where each graph is, and the library that runs them (``graph_runner``); raises EngineLoadError if one cannot be made."""
     cache = default_cache()
-    paths = {graph.name: _package(cache, graph) for graph in graphs}
-    if runner:
-        paths[RUNNER] = _runner(cache)
+    paths = {graph.name: _package(cache, graph) for graph in graphs} | {RUNNER: _runner(cache)}
     if missing := [name for name, path in paths.items() if not path.exists()]:
         _compile_apart(recipe, cache, missing)
-    return paths
+    return paths, paths.pop(RUNNER)
 
 
 def _package(cache: Path, graph: Graph) -> Path:

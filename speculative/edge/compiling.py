@@ -10,7 +10,7 @@ import torch
 
 from models.compiled import Graph
 from models.edge_bundle import EdgeBundle, read_bundle
-from models.graph_runner import load_graph
+from models.graph_runner import load_graph, load_runner
 from models.llama import CompiledGraph
 from speculative.drafters.moa_edge import EdgeDrafter
 from speculative.drafters.moa_graphs import drafting_graphs
@@ -27,7 +27,8 @@ def compiled_graphs(drafter: EdgeDrafter, folder: Path, largest: DraftShape) -> 
     """The graphs of a new drafter of the bundle in ``folder``, by name; raises EngineLoadError when compilation fails."""
     dtype, threads = str(drafter.network.dtype).removeprefix("torch."), torch.get_num_threads()
     arguments = {"folder": str(folder), "dtype": dtype, "largest": asdict(largest), "num_threads": threads}
-    paths = packages(drafting_graphs(drafter), Recipe(__name__, edge_graphs.__name__, arguments))
+    paths, runner = packages(drafting_graphs(drafter), Recipe(__name__, edge_graphs.__name__, arguments))
+    load_runner(runner)
     return {name: load_graph(package) for name, package in paths.items()}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from models.graph_runner import build_runner, load_runner
 from speculative.edge_export import export_edge
 
 
@@ -102,3 +103,11 @@ def target() -> Iterator[Server]:
     server = start_server("--dtype", "float32", "--num-threads", "1")
     yield server
     stop_server(server)
+
+
+@pytest.fixture(scope="session")
+def operators(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Lets this process call the operators that compiled graphs do."""
+    path = tmp_path_factory.mktemp("operators") / "runner.so"
+    build_runner(path)
+    load_runner(path)

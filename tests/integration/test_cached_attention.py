@@ -11,22 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.cached_attention import cached_attention, suits
-from models.graph_runner import build_runner, load_runner
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.usefixtures("operators"),
     pytest.mark.skipif(not suits(torch.bfloat16, 64), reason="needs a CPU with AMX and AVX512-BF16"),
     pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="the operator is compiled: install g++"),
 ]
 
 KV_HEADS = 2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operator(tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("operator") / "runner.so"
-    build_runner(path)
-    load_runner(path)
 
 
 def expected(queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:

@@ -1,0 +1,54 @@
+"""The target's layers by one operator where the CPU multiplies tiles; see ``tiled_decoder.cpp``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models import cached_attention, tiled_linear
+from models.layers import DecoderLayer, Linear
+from models.llama import CompiledGraph, Llama
+
+
+def suits(target: Llama) -> bool:
+    """Whether the operator does what ``target`` does: layers without biases, norms of heads, or sizes that do not fill tiles."""
+    config = target.config
+    if not cached_attention.suits(target.dtype, config.head_dim) or config.qk_norm:
+        return False
+    linears = [module for layer in target.layers for module in layer.modules() if isinstance(module, Linear)]
+    return all(linear.bias is None and tiled_linear.suits(linear.weight) for linear in linears)
+
+
+def tiled_decoder(target: Llama) -> CompiledGraph:
+    """Stands in for ``target``'s layers as ``compiled.decoder_graph`` does, with a copy of their weights.
+
+    ``graph_runner.load_runner`` must have been called. Other threads go on while it runs.
+    """
+    config = target.config
+    target.rotary.reserve(config.max_position_embeddings, target.embedding.weight)
+    cos, sin = target.rotary(torch.arange(config.max_position_embeddings))
+    tensors = [target.embedding.weight.detach(), cos[:, 0, 0], sin[:, 0, 1], target.norm.weight.detach()]
+    for layer in target.layers:
+        assert isinstance(layer, DecoderLayer)
+        tensors += [
+            layer.input_norm.weight.detach(),
+            tiled_linear.tiled(layer.qkv.weight.detach()),
+            tiled_linear.tiled(layer.output.weight.detach()),
+            layer.mlp_norm.weight.detach(),
+            tiled_linear.tiled(_in_turns(layer.mlp.gate_up.weight.detach())),
+            tiled_linear.tiled(layer.mlp.down.weight.detach()),
+        ]
+    dense = [tensor.to(target.dtype).contiguous() for tensor in tensors]
+    decoder = torch.classes.moaserve.Decoder(dense, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
+
+    def graph(inputs: list[Tensor]) -> list[Tensor]:
+        out: list[Tensor] = decoder.run([tensor.contiguous() for tensor in inputs])
+        return out
+
+    return graph
+
+
+def _in_turns(gate_up: Tensor) -> Tensor:
+    """Gates [I, E] above what they let through [I, E] -> 16 of these, 16 of those, and so on."""
+    gates, ups = gate_up.chunk(2)
+    return torch.stack((gates.unflatten(0, (-1, 16)), ups.unflatten(0, (-1, 16))), dim=1).flatten(0, 2)

@@ -1,0 +1,47 @@
+"""The operator by which compiled graphs multiply with constant weights where the CPU multiplies tiles; see ``tiled_linear.cpp``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.tiles import LIBRARY, has_tiles
+
+_PANEL, _INPUTS = 32, 32
+"""Outputs of a panel, and inputs of a step: two tiles of 16 outputs, whose rows hold two inputs of each."""
+
+LIBRARY.define("tiled_linear(Tensor x, Tensor weight) -> Tensor")
+
+
+def _rows_by_outputs(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0] * _PANEL)
+
+
+torch.library.register_fake("moaserve::tiled_linear", _rows_by_outputs, lib=LIBRARY)
+
+C_SHIMS = {
+    torch.ops.moaserve.tiled_linear.default: [
+        "AOTITorchError aoti_torch_cpu_tiled_linear(AtenTensorHandle x, AtenTensorHandle weight, AtenTensorHandle* out)"
+    ]
+}
+"""How compiled graphs are to call it, for Inductor's ``aot_inductor.custom_ops_to_c_shims``."""
+
+
+def tiled_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """``x`` [..., in] and a ``tiled`` weight -> [..., out]. ``graph_runner.load_runner`` must have been called."""
+    out: Tensor = torch.ops.moaserve.tiled_linear(x.reshape(-1, x.shape[-1]), weight)
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def tiled(weight: Tensor) -> Tensor:
+    """A weight [out, in] as the operator reads it: [out/32, in/32, 2, 16, 16, 2], a panel's tiles by inputs."""
+    outputs, inputs = weight.shape
+    parts = weight.view(outputs // _PANEL, 2, 16, inputs // _INPUTS, 16, 2)
+    return parts.permute(0, 3, 1, 4, 2, 5).contiguous()
+
+
+def suits(weight: Tensor) -> bool:
+    """Whether this CPU has what the operator is for, and it takes a weight [out, in] of this type and these sizes."""
+    outputs, inputs = weight.shape
+    fits = outputs % _PANEL == 0 and inputs % _INPUTS == 0
+    return has_tiles() and weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and fits

@@ -1,0 +1,168 @@
+"""Products and whole decoders by tiles, on CPUs with AMX, against PyTorch's in float32."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.attention import AttentionPlan, additive
+from models.config import DecoderConfig, RopeConfig
+from models.kv_cache import KVCache
+from models.llama import Llama
+from models.tiled_decoder import suits, tiled_decoder
+from models.tiled_linear import tiled, tiled_linear
+from models.tiles import has_tiles
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("operators"),
+    pytest.mark.skipif(not has_tiles(), reason="needs a CPU with AMX and AVX512-BF16"),
+    pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="the operators are compiled: install g++"),
+]
+
+CONFIG = DecoderConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=160,
+    hidden_size=96,
+    num_layers=3,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=48,
+    intermediate_size=128,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(theta=10000.0),
+    tie_word_embeddings=True,
+)
+
+
+def weight(outputs: int, inputs: int) -> Tensor:
+    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs + inputs)).bfloat16()
+
+
+def rows(count: int, size: int) -> Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(count)).bfloat16()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(32, 32), (480, 288), (96, 768), (8192, 64)])
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 33, 35, 80, 257])
+def test_products_are_pytorchs(outputs: int, inputs: int, count: int) -> None:
+    x, matrix = rows(count, inputs), weight(outputs, inputs)
+    out = tiled_linear(x, tiled(matrix))
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), x.float() @ matrix.float().T, atol=0.05, rtol=0.01)
+
+
+def test_a_rows_products_are_the_same_whatever_comes_with_it() -> None:
+    x, matrix = rows(100, 288), tiled(weight(480, 288))
+    together = tiled_linear(x, matrix)
+    for count in (1, 5, 16, 17, 33, 47):
+        assert torch.equal(tiled_linear(x[:count], matrix), together[:count])
+        assert torch.equal(tiled_linear(x[100 - count :], matrix), together[100 - count :])
+
+
+def test_products_take_rows_as_they_lie() -> None:
+    x, matrix = rows(20, 3 * 64 + 1), weight(96, 64)
+    for part in (x[:, 64:128], x[::2, 1:65], x.t().contiguous().t()[:, :64], x[:0, :64]):
+        torch.testing.assert_close(tiled_linear(part, tiled(matrix)).float(), part.float() @ matrix.float().T, atol=0.05, rtol=0.01)
+    batched = x[:, :64].unflatten(0, (4, 5))
+    assert torch.equal(tiled_linear(batched, tiled(matrix)), tiled_linear(x[:, :64], tiled(matrix)).unflatten(0, (4, 5)))
+
+
+@pytest.mark.parametrize("x", [rows(2, 32), rows(2, 64).float()])
+def test_what_does_not_belong_together_is_refused(x: Tensor) -> None:
+    with pytest.raises(RuntimeError, match="do not belong together"):
+        tiled_linear(x, tiled(weight(32, 64)))
+
+
+def target(dtype: torch.dtype = torch.bfloat16, config: DecoderConfig = CONFIG) -> Llama:
+    """The same weights in every type."""
+    torch.manual_seed(1)
+    made = Llama(config).bfloat16().requires_grad_(False)
+    for name, parameter in made.named_parameters():
+        parameter.normal_(1.0 if "norm" in name else 0.0, 0.1)
+    return made.to(dtype)
+
+
+def cache_of(model: Llama, slots: int = 4) -> KVCache:
+    """With a text of 100 tokens in each slot."""
+    cache = model.new_cache(slots, 40, 200)
+    cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(2)).bfloat16())
+    return cache
+
+
+def inputs(cache: KVCache, batch: int, count: int, first_slot: int = 0) -> list[Tensor]:
+    """Trees of ``count`` rows behind the texts of ``batch`` slots, as compiled decoders take them; masks are random."""
+    slots, numbers = torch.arange(first_slot, first_slot + batch).view(-1, 1), torch.arange(count)
+    token_ids = (slots * 31 + numbers * 7) % CONFIG.vocab_size
+    positions = 100 + numbers // 3 + 0 * slots
+    write = (slots - first_slot) * cache.rows_per_slot + numbers
+    seen = torch.rand(4, count, 40, generator=torch.Generator().manual_seed(3))[first_slot : first_slot + batch] < 0.5
+    mask = torch.ones(batch, count, 140, dtype=torch.bool)
+    mask[..., :40] = seen & (torch.arange(40) < count)
+    mask = mask.repeat_interleave(CONFIG.groups, dim=1).unsqueeze(1)
+    return [token_ids, positions, write, additive(mask, cache.data.dtype), *cache.window(first_slot, batch)]
+
+
+def by_pytorch(model: Llama, cache: KVCache, batch: int, count: int) -> Tensor:
+    token_ids, positions, write, mask = inputs(cache, batch, count)[:4]
+    plan = AttentionPlan(0, batch, count, positions.flatten(), write.flatten(), mask)
+    return model.run_layers(model.embed(token_ids.flatten()), plan, cache, first_layer=0)
+
+
+@pytest.mark.parametrize(("batch", "count"), [(1, 1), (1, 33), (3, 1), (3, 10), (1, 39)])
+def test_a_decoder_is_as_near_to_float32_as_pytorchs(batch: int, count: int) -> None:
+    model, exact = target(), target(torch.float32)
+    caches = [cache_of(model), cache_of(model), cache_of(exact)]
+    assert suits(model)
+    hidden = tiled_decoder(model)(inputs(caches[0], batch, count))[0].float()
+    plain, expected = by_pytorch(model, caches[1], batch, count).float(), by_pytorch(exact, caches[2], batch, count)
+    assert (hidden - expected).abs().mean() <= (plain - expected).abs().mean()
+    torch.testing.assert_close(hidden, expected, atol=0.15, rtol=0.05)
+    torch.testing.assert_close(caches[0].data.float(), caches[2].data, atol=0.1, rtol=0.03)
+
+
+def test_a_texts_rows_are_the_same_whoever_shares_the_pass() -> None:
+    model = target()
+    decoder, together, alone = tiled_decoder(model), cache_of(model), cache_of(model)
+    hidden = decoder(inputs(together, 4, 10))[0].view(4, 10, -1)
+    for slot in range(4):
+        assert torch.equal(decoder(inputs(alone, 1, 10, first_slot=slot))[0], hidden[slot])
+    assert torch.equal(together.data, alone.data)
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    model, threads = target(), torch.get_num_threads()
+    decoder, one, three = tiled_decoder(model), cache_of(model), cache_of(model)
+    alone = decoder(inputs(one, 4, 33))[0]
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(decoder(inputs(three, 4, 33))[0], alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("which", "value", "said"),
+    [(0, CONFIG.vocab_size, "no token 160"), (1, 256, "no position 256"), (2, 9999, "no cache row")],
+)
+def test_what_lies_outside_is_refused(which: int, value: int, said: str) -> None:
+    model = target()
+    given = inputs(cache_of(model), 2, 3)
+    given[which][1, 2] = value
+    with pytest.raises(RuntimeError, match=said):
+        tiled_decoder(model)(given)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"attention_bias": True}, {"output_bias": True}, {"mlp_bias": True}, {"qk_norm": True}, {"head_dim": 24}, {"hidden_size": 80}],
+)
+def test_other_decoders_are_left_to_the_compiler(changes: dict[str, int]) -> None:
+    assert not suits(target(config=replace(CONFIG, **changes)))  # type: ignore[arg-type]
+    assert not suits(target(torch.float32))
