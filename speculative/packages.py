@@ -133,6 +133,7 @@ def main() -> None:
     # Compilers print too; standard output is for names.
     done, sys.stdout = sys.stdout, sys.stderr
     cache, lines = Path(sys.argv[1]), SimpleQueue[str]()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what runs in the background ignore it
     Thread(target=_listen, args=(lines,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         graphs = Recipe(**json.loads(lines.get())).graphs()

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from models.saving import save_drafter
+from models.tiled_decoder import suits
+from models.tiles import has_tiles
 from speculative.config import EngineConfig
 from speculative.edge.config import EdgeConfig
 from speculative.edge.drafting import EdgeModel
@@ -38,11 +40,10 @@ def load(compile_: str, **settings: object) -> Engine:
     return load_engine(
         EngineConfig(
             model=str(FIXTURE / "target"),
-            dtype="float32",
             max_model_len=128,
             max_num_seqs=4,
             compile=compile_,  # type: ignore[arg-type]
-            **{"drafter": str(FIXTURE / "drafter"), **settings},  # type: ignore[arg-type]
+            **{"drafter": str(FIXTURE / "drafter"), "dtype": "float32", **settings},  # type: ignore[arg-type]
         )
     )
 
@@ -162,6 +163,30 @@ def test_a_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(EngineLoadError, match="--compile off goes without"):
         load("on", num_threads=1)
+
+
+def test_a_compiler_that_nobody_asks_any_more_ends_where_interrupts_are_ignored_too(tmp_path: Path) -> None:
+    # As they are for what a shell's script runs in the background.
+    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import runpy, sys; sys.argv[1:] = sys.argv[2:]; "
+    code = ignoring + "runpy.run_module('speculative.packages', run_name='__main__')"
+    with subprocess.Popen([sys.executable, "-c", code, "-", str(tmp_path)], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(timeout=120) == 0
+
+
+@pytest.mark.skipif(not has_tiles(), reason="needs a CPU with AMX and AVX512-BF16")
+def test_a_decoder_by_tiles_scores_as_float32_does(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    threads = torch.get_num_threads()
+    tiled, exact = load("on", dtype="bfloat16", num_threads=1), load("off", num_threads=1)
+    torch.set_num_threads(threads)
+    assert suits(tiled.target) and tiled.target.compiled
+    request = Request("r", tuple([3, 1, 4, 1, 5, 9, 2, 6] * 6), SamplingParams(1, temperature=0.0, prompt_logprobs=0))
+    assert scored(tiled, request)[1][:-1] == pytest.approx(scored(exact, request)[1][:-1], abs=0.1)
+    together = answers(tiled, [[3, 1, 4], [7], [2, 7, 1, 8] * 9], SamplingParams(24, temperature=0.0, speculative=False))[0]
+    for prompt, expected in zip([[3, 1, 4], [7], [2, 7, 1, 8] * 9], together, strict=True):
+        assert answers(tiled, [prompt], SamplingParams(24, temperature=0.0, speculative=False))[0] == [expected]
 
 
 def test_an_edge_drafts_the_same_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
