@@ -18,6 +18,7 @@ from speculative.edge.session import Gain
 from speculative.remote.frames import Stats
 from speculative.request import Request, RequestOutput, RequestStats, Written
 from tests.app.fakes import FakeEngine, events
+from tests.app.reassembly import revised_tokens
 from tests.app.scripted import EOS, TOKENIZER, tokens_of
 from tests.app.test_origins import content
 from tests.app.test_replay import CHAT, CODE, MANY_BYTES, TEXT, WORDS, chat, text
@@ -90,30 +91,6 @@ def app(engine: CutOff) -> Any:
     return create_app(Settings(), engine)
 
 
-def minded(chunks: Sequence[dict[str, Any]], echoed: str = "") -> list[dict[str, Any]]:
-    """The tokens for a client that minds `edge.replace_from` and `edge.replace_from_token`, as the documentation says."""
-    tokens: list[dict[str, Any]] = []
-    for chunk in chunks:
-        note = chunk.get("edge", {})
-        if note.get("replace_from") is not None:
-            del tokens[note["replace_from_token"] - len(tokens_of(echoed)) :]
-            stands = note["replace_from"] - len(echoed)
-            for token in tokens:
-                token["text"] = token["text"][:stands]
-                stands -= len(token["text"])
-            assert stands == 0, "no text stands but that of tokens"
-        for choice in chunk["choices"]:
-            if "token_origins" in choice:
-                assert "".join(piece["text"] for piece in choice["token_origins"]) == content(choice)
-            for piece in choice.get("token_origins", ()):
-                if piece["index"] == len(tokens):
-                    tokens.append(piece)
-                else:
-                    tokens[piece["index"]]["text"] += piece["text"]
-                    assert tokens[piece["index"]]["origin"] == piece["origin"]
-    return tokens
-
-
 def guesses(truth: Sequence[int], at: int) -> Iterator[list[int]]:
     """What a drafter may write: what begins like the text but in other tokens, right tokens and wrong ones, half characters."""
     left, emoji = truth[at:-1], tokens_of("🙂")
@@ -154,7 +131,7 @@ async def test_origins_follow_what_is_put_right(client: httpx.AsyncClient, engin
             continue  # it would have ended
         engine.at, engine.alone = at, alone
         whole, told, chunks = await asked(client, path, body)
-        assert minded(chunks, echoed) == whole
+        assert revised_tokens(chunks, echoed, len(tokens_of(echoed))) == whole
         assert told == right
         assert [token["text"] for token in whole] == [token["text"] for token in never_cut]
         kept = whole[at : at + common_prefix(alone, truth[at:])]
