@@ -26,7 +26,7 @@ export class Answer {
       if (error.name === "AbortError") this.stopped = true;
       else this.failure = error;
     }
-    watch([], undefined);
+    watch([]);
   }
 
   get complete() {
