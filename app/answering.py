@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import anyio.to_thread
@@ -79,8 +78,6 @@ async def answer(
     http: HttpRequest, serving: Serving, body: ChoicesRequest, requests: Sequence[Request], writer: Writer
 ) -> Response:
     """Generate, and answer as the caller asked: a stream or one document."""
-    if body.stream and not writer.revisable:
-        requests = [replace(request, revisable=False) for request in requests]
     places = places_for(serving, requests)
     outputs = limited(serving, run(serving, requests, places))
     if body.stream:

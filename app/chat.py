@@ -116,11 +116,6 @@ class ChatWriter:
         self._splitters: dict[int, Splitter] = {}
         self._characters: dict[int, int] = {}
 
-    @property
-    def revisable(self) -> bool:
-        """As in ChunkWriter."""
-        return self._origins is None
-
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> ChatCompletion:
         """The answer to a request that does not stream."""
         return ChatCompletion(

@@ -76,11 +76,6 @@ class CompletionWriter:
         self._tokens, self._echoed, self._origins = tokens, echoed, origins
         self._ends: dict[int, list[int]] = defaultdict(list)
 
-    @property
-    def revisable(self) -> bool:
-        """As in ChunkWriter."""
-        return self._origins is None
-
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> Completion:
         """The answer to a request that does not stream."""
         completion = self._completion(*(self._whole(index, choice) for index, choice in enumerate(choices)), metrics=metrics)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
 
 from app.responses import TokenOrigin
 from speculative.detokenizer import Detokenizer
@@ -24,15 +25,16 @@ class Origins:
 
         Each new token is told at once, with an empty text where its text is not certain yet: bytes that do not form a character
         (which is the text of the token that completes it), or what may begin a stop string. A token whose text becomes certain
-        later is told again, with that text.
+        later is told again, with that text. An output that takes others back (`Written`) goes on from where they part: tokens
+        before that whose text it takes back are told again too.
         """
         if index not in self._choices:
-            self._choices[index] = _Choice(Detokenizer(self._tokenizer))
+            self._choices[index] = _Choice(self._tokenizer)
         return self._choices[index].more(output)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> list[TokenOrigin]:
         """The same of a finished choice, each token once."""
-        choice = _Choice(Detokenizer(self._tokenizer))
+        choice = _Choice(self._tokenizer)
         tokens: dict[int, TokenOrigin] = {}
         for each in (one for output in outputs for one in choice.more(output)):
             if each.index in tokens:
@@ -44,32 +46,51 @@ class Origins:
 
 @dataclass(slots=True)
 class _Token:
-    told: TokenOrigin
+    id: int
+    index: int
+    origin: Literal["draft", "target"]
     missing: int
-    """How many characters of its text are not certain yet."""
+    """How many characters of its text are not told yet."""
+
+    def piece(self, text: str) -> TokenOrigin:
+        return TokenOrigin(index=self.index, text=text, origin=self.origin)
 
 
 class _Choice:
     """One answer. A detokenizer without stop strings says how long each token's text is; the text itself is the engine's."""
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
-        self._untold: deque[_Token] = deque()
-        self._count = 0
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer)
+        self._tokens: list[_Token] = []
+        self._untold: list[_Token] = []
 
     def more(self, output: RequestOutput) -> list[TokenOrigin]:
-        told = [_Token(TokenOrigin(index=each.told.index, text="", origin=each.told.origin), each.missing) for each in self._untold]
+        if (written := output.written) is not None and not written.offline:
+            self._cut(written.first_token, written.first_character)
+        first_new = len(self._tokens)
         for place, token in enumerate(output.new_token_ids):
-            origin = TokenOrigin(index=self._count, text="", origin="draft" if place < output.num_accepted else "target")
-            told.append(_Token(origin, len(self._detokenizer.add(token))))
-            self._count += 1
-        text, start = output.text_delta, 0
-        for each in told:
-            each.told.text = text[start : start + each.missing]
-            each.missing -= len(each.told.text)
-            start += len(each.told.text)
-        if start < len(text):  # half a character at the end of a text has become one
-            told[-1].told.text += text[start:]
-        self._untold = deque(each for each in told if each.missing)
-        first_new = self._count - len(output.new_token_ids)
-        return [each.told for each in told if each.told.text or each.told.index >= first_new]
+            origin: Literal["draft", "target"] = "draft" if place < output.num_accepted else "target"
+            self._tokens.append(_Token(token, first_new + place, origin, len(self._detokenizer.add(token))))
+        text, told = output.text_delta, []
+        for each in (waiting := [*self._untold, *self._tokens[first_new:]]):
+            own, text = text[: each.missing], text[each.missing :]
+            each.missing -= len(own)
+            if own or each.index >= first_new:
+                told.append(each.piece(own))
+        if text and told:  # half a character at the end of a text has become one
+            told[-1].text += text
+        elif text:  # and its token is known already
+            told.append(self._tokens[-1].piece(text))
+        self._untold = [each for each in waiting if each.missing]
+        return told
+
+    def _cut(self, tokens: int, characters: int) -> None:
+        """Go back to where there were so many tokens, and so many characters told of their text."""
+        del self._tokens[tokens:]
+        self._detokenizer = Detokenizer(self._tokenizer)
+        end = 0
+        for each in self._tokens:
+            length = len(self._detokenizer.add(each.id))
+            end += length
+            each.missing = min(length, max(0, end - characters))
+        self._untold = [each for each in self._tokens if each.missing]

@@ -165,7 +165,7 @@ class EdgeNote(BaseModel):
     """How an edge came by a chunk that it wrote ``offline``, or that takes back what it wrote so.
 
     With ``replace_from`` the chunk's text stands in the place of all text of the choice from that character on, and its tokens'
-    log-probabilities in the place of those from number ``replace_from_token`` on.
+    log-probabilities and origins in the place of those from number ``replace_from_token`` on.
     """
 
     offline: bool

@@ -30,10 +30,6 @@ DONE = b"data: [DONE]\n\n"
 class ChunkWriter(Protocol):
     """How one API words its chunks."""
 
-    @property
-    def revisable(self) -> bool:
-        """Whether an edge may take back what no server has verified of it."""
-
     def begin(self, index: int, first: RequestOutput) -> Chunk | None:
         """What comes before a choice's text, if the API has a chunk for that."""
 

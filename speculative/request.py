@@ -226,7 +226,7 @@ class Written:
     """How an edge came by an output that no server has verified, or that takes back others which none had.
 
     ``offline``: its drafter wrote it alone. Else the output stands in the place of all output tokens from number ``first_token``
-    on, and of all characters from ``first_character`` on.
+    on, and of all characters from ``first_character`` on: all that those tokens made certain, and maybe some before it.
     """
 
     offline: bool = True

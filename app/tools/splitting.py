@@ -114,7 +114,7 @@ class Splitter:
         self._num_characters = alone.first_character
         pieces = self._more(kept + text, final)
         first = pieces[0] if pieces else None
-        same = common_prefix(alone.shown, first) if isinstance(first, str) else 0
+        same = min(common_prefix(alone.shown, first), len(kept)) if isinstance(first, str) else 0
         if isinstance(first, str):
             pieces[:1] = [first[same:]] if first[same:] else []
         return Split(pieces, len(alone.shown) - same)

@@ -10,16 +10,17 @@ export class Answer {
   /** The response's metrics.speculative_decoding so far. */
   made = null;
 
-  /** Ask, and tell `watch(origins)` of each chunk's token origins until the end; what goes wrong is kept as `failure`. */
+  /** Ask, and tell `watch(origins, edge)` of each chunk's tokens and how an edge came by them; what goes wrong is kept as `failure`. */
   async run(body, key, signal, watch) {
     try {
       for await (const chunk of chat(body, key, signal)) {
         this.made = chunk.metrics?.speculative_decoding ?? this.made;
         const choice = chunk.choices[0];
         if (!choice) continue;
+        if (chunk.edge?.replace_from !== undefined) this.text = first(this.text, chunk.edge.replace_from);
         this.text += choice.delta.content ?? "";
         this.finishReason = choice.finish_reason;
-        watch(choice.token_origins ?? []);
+        watch(choice.token_origins ?? [], chunk.edge);
       }
     } catch (error) {
       if (error.name === "AbortError") this.stopped = true;
@@ -31,6 +32,11 @@ export class Answer {
   get complete() {
     return this.finishReason !== null;
   }
+}
+
+/** A text's first `count` characters as the server counts them, in code points. */
+export function first(text, count) {
+  return [...text].slice(0, count).join("");
 }
 
 /** Where two texts part, in UTF-16 units, or -1 where they are identical. */

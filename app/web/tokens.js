@@ -1,5 +1,7 @@
 // A text as its tokens, each shaded by where it came from; the further ahead it was drafted, the deeper.
+// What an edge's drafter has written alone is marked instead, until the server has verified it or put other tokens in its place.
 
+import { first } from "./answer.js";
 import { element } from "./dom.js";
 
 const DEEPEST = 8;
@@ -14,13 +16,17 @@ export class TokenText {
   #places = new Map(); // of tokens whose text may still come, by index
   #last = null;
   #index = -1;
+  #indexes = new Map(); // of the tokens that are shown, by their elements
 
   constructor(box) {
     this.box = box;
   }
 
-  /** More of the text: `token_origins` of one chunk. */
-  add(origins) {
+  /** More of the text: one chunk's `token_origins`, and its `edge` if it has that. */
+  add(origins, edge) {
+    const revised = edge?.replace_from !== undefined;
+    if (revised) this.#cut(edge.replace_from_token, edge.replace_from);
+    if (revised || (origins.length && !edge)) for (const token of this.box.querySelectorAll(".alone")) token.classList.remove("alone");
     const made = document.createDocumentFragment();
     for (const { index, text, origin } of origins) {
       if (!this.#places.has(index)) {
@@ -34,10 +40,27 @@ export class TokenText {
       }
       this.#last = element("span", { class: `token ${origin === "draft" ? "draft" : "own"}` }, text);
       if (origin === "draft") setPlace(this.#last, this.#places.get(index));
+      if (edge?.offline) this.#last.classList.add("alone");
+      this.#indexes.set(this.#last, index);
       this.#index = index;
       made.append(this.#last);
     }
     this.box.append(made);
+  }
+
+  /** Take back all tokens from number `index` on, and what others have beyond the text's first `count` characters. */
+  #cut(index, count) {
+    for (const [token, its] of this.#indexes) {
+      const kept = its < index ? first(token.textContent, count) : "";
+      count -= [...kept].length;
+      token.textContent = kept;
+      if (kept) continue;
+      token.remove();
+      this.#indexes.delete(token);
+    }
+    for (const its of this.#places.keys()) if (its >= index) this.#places.delete(its);
+    this.#place = this.#places.get(index - 1) ?? 0;
+    this.#index = -1;
   }
 
   /** Mark the token that holds the text's character number `place`. */

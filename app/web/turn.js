@@ -66,7 +66,7 @@ export class Turn {
 
 class AnswerView {
   answer = new Answer();
-  #origins = [];
+  #chunks = [];
   #frame = 0;
 
   constructor(mode, waits) {
@@ -87,8 +87,8 @@ class AnswerView {
       this.#draw();
       drawn();
     };
-    await this.answer.run(body, key, signal, (origins) => {
-      this.#origins.push(...origins);
+    await this.answer.run(body, key, signal, (origins, edge) => {
+      this.#chunks.push([origins, edge]);
       this.#frame ||= requestAnimationFrame(draw);
     });
     cancelAnimationFrame(this.#frame);
@@ -109,12 +109,12 @@ class AnswerView {
   }
 
   #draw() {
-    if (this.#origins.some((each) => each.text) && this.box.classList.contains("waiting")) {
+    if (this.#chunks.some(([origins]) => origins.some((each) => each.text)) && this.box.classList.contains("waiting")) {
       this.box.classList.remove("waiting");
       this.box.replaceChildren();
     }
-    this.text.add(this.#origins);
-    this.#origins = [];
+    for (const [origins, edge] of this.#chunks) this.text.add(origins, edge);
+    this.#chunks = [];
     const { made, stopped, finishReason } = this.answer;
     if (!made) return;
     this.speed.replaceChildren(element("b", {}, made.tokens_per_second.toFixed(made.tokens_per_second < 10 ? 1 : 0)), " tokens/s");

@@ -25,6 +25,30 @@ def reassembled(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"choices": [_without_ids(choices[index]) for index in sorted(choices)], "usage": usage}
 
 
+def revised_tokens(chunks: Iterable[dict[str, Any]], echoed: str = "", echoed_tokens: int = 0) -> list[dict[str, Any]]:
+    """The origins of one choice's tokens for a client that minds `edge.replace_from` and `edge.replace_from_token`."""
+    tokens: list[dict[str, Any]] = []
+    for chunk in chunks:
+        note = chunk.get("edge") or {}
+        if note.get("replace_from") is not None:
+            del tokens[note["replace_from_token"] - echoed_tokens :]
+            stands = note["replace_from"] - len(echoed)
+            for token in tokens:
+                token["text"] = token["text"][:stands]
+                stands -= len(token["text"])
+            assert stands == 0, "all text that stands is of a token that stands"
+        for part in (part for part in chunk["choices"] if "token_origins" in part):
+            pieces = part["token_origins"]
+            assert "".join(piece["text"] for piece in pieces) == (part["text"] if "text" in part else part["delta"]["content"])
+            for piece in pieces:
+                if piece["index"] == len(tokens):
+                    tokens.append(dict(piece))
+                else:
+                    assert tokens[piece["index"]]["origin"] == piece["origin"]
+                    tokens[piece["index"]]["text"] += piece["text"]
+    return tokens
+
+
 def _merge(message: dict[str, Any], delta: dict[str, Any]) -> None:
     """Texts grow; parts of a list are told apart by their index; what else there is stays as it came first."""
     for name, value in delta.items():

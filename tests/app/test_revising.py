@@ -240,14 +240,3 @@ async def test_a_structured_response_is_never_taken_back(client: httpx.AsyncClie
     for engine.at, engine.alone in cuts(truth):
         told = events_of(await client.post(URL, json=body_of(stream=True, text=form)))
         assert not any("edge" in event for event in told) and parts_of(told)[0] == [truth]
-
-
-@pytest.mark.parametrize(("path", "body"), [(CHAT, chat_body()), (TEXT, {"prompt": "a"})])
-async def test_where_origins_are_told_nothing_is_taken_back(
-    client: httpx.AsyncClient, engine: CutOff, path: str, body: dict[str, Any]
-) -> None:
-    engine.truth, engine.at = PROSE, len(PROSE)
-    await asked(client, path, {**body, "return_token_origins": True})
-    assert not engine.requests[-1].revisable
-    await client.post(path, json={**body, "return_token_origins": True})
-    assert engine.requests[-1].revisable, "a whole answer is told once it is right"

@@ -238,6 +238,69 @@ def _stream(*texts: str) -> str:
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ": a comment\n\ndata: [DONE]\n\n"
 
 
+ANSWERED_HERE = """() => {
+  const others = window.fetch;
+  window.fetch = (url, options) => {
+    if (!String(url).endsWith("/chat/completions")) return others(url, options);
+    window.asked = JSON.parse(options.body);
+    return Promise.resolve(new Response(new ReadableStream({ start(controller) { window.answer = controller; } })));
+  };
+}"""
+TELL = "(chunks) => window.answer.enqueue(new TextEncoder().encode(chunks))"
+OFFLINE = {"offline": True}
+
+
+def _chunk(*tokens: tuple[int, str], **extra: Any) -> str:
+    """A chunk of a stream with these drafted tokens, each with its index."""
+    origins = [{"index": index, "text": text, "origin": "draft"} for index, text in tokens]
+    delta = {"content": "".join(text for _, text in tokens)}
+    chunk = json.loads(_stream("").split("\n\n")[0].removeprefix("data: ")) | extra
+    chunk["choices"][0] |= {"delta": delta, "token_origins": origins}
+    return f"data: {json.dumps(chunk)}\n\n"
+
+
+def _correction(character: int, token: int) -> dict[str, Any]:
+    return {"offline": False, "replace_from": character, "replace_from_token": token}
+
+
+def test_what_was_written_without_the_server_is_marked_until_it_is_put_right(visit: Visit) -> None:
+    page = visit.ready().page
+    page.evaluate(ANSWERED_HERE)
+    tokens, marked, legend = page.locator(".text .token"), page.locator(".text .alone"), page.locator(".legend .alone")
+    end = _stream().partition("\n\n")[2]
+
+    visit.send(WHO)
+    page.evaluate(TELL, _chunk((0, "👋🏽"), (1, " Hello")))
+    expect(tokens).to_have_count(2)
+    expect(legend).to_be_hidden()
+    for index, text in enumerate((" the", "re", " 🙂"), 2):
+        page.evaluate(TELL, _chunk((index, text), edge=OFFLINE))
+    expect(marked).to_have_count(3)
+    assert marked.all_inner_texts() == [" the", "re", " 🙂"]
+    expect(legend).to_be_visible()
+    assert marked.first.evaluate("node => getComputedStyle(node).textDecorationStyle") == "dotted"
+    # Of a token that stays the text is told anew in part. Characters are Unicode's, not UTF-16's.
+    page.evaluate(TELL, _chunk((2, "hem"), (3, " y"), edge=_correction(10, 3)))
+    expect(marked).to_have_count(0)
+    expect(legend).to_be_hidden()
+    assert tokens.all_inner_texts() == ["👋🏽", " Hello", " t", "hem", " y"]
+    # A correction that is drawn with what it corrects, and an end of which there is nothing to tell.
+    page.evaluate(TELL, _chunk((4, "ou"), edge=OFFLINE) + _chunk((4, "es"), edge=_correction(15, 4)))
+    page.evaluate(TELL, _chunk((5, "!"), edge=OFFLINE) + _chunk(edge=_correction(17, 5)) + end)
+    visit.finished()
+    assert visit.texts() == ["👋🏽 Hello them yes"]
+    assert marked.count() == 0
+
+    visit.send(WHO)
+    page.evaluate(TELL, _chunk((0, "Right"), edge=OFFLINE) + _chunk((1, ".")))
+    expect(tokens).to_have_count(len(["👋🏽", " Hello", " t", "hem", " y", "es"]) + 2)
+    assert marked.count() == 0
+    page.evaluate(TELL, _chunk((2, " So"), edge=OFFLINE) + end)
+    visit.finished()
+    assert marked.all_inner_texts() == [" So"]
+    assert page.evaluate("window.asked.messages[1]") == {"role": "assistant", "content": "👋🏽 Hello them yes"}
+
+
 @pytest.mark.parametrize("how", ["button", "key"])
 def test_stopping_ends_the_request_and_keeps_the_text(visit: Visit, server: Server, how: str) -> None:
     page = visit.ready().page

@@ -43,3 +43,11 @@ def test_what_may_not_be_revised_is_kept() -> None:
     assert published.take(gain((3, 9), "cx"), 4, revise=False) is None
     assert published.keep() == [3, 4, 5]
     assert (published.told, published.verified, published.ahead, published.num_corrected) == ("abcde", "abcde", [], 0)
+
+
+def test_a_replacement_begins_where_a_token_does_even_if_both_begin_alike() -> None:
+    published = Published()
+    for token, text in ((1, "The"), (2, ""), (3, " cat")):  # the second makes no text certain
+        published.write_alone(RequestOutput("one", (token,), text, None, RequestStats()))
+    assert published.take(gain((1,), "The"), 1, revise=True) == News((), "")
+    assert published.take(gain((2, 4), " car"), 3, revise=True) == News((4,), " car", Written(False, 2, 3))
