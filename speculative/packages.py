@@ -134,8 +134,8 @@ def main() -> None:
     done, sys.stdout = sys.stdout, sys.stderr
     cache, lines = Path(sys.argv[1]), SimpleQueue[str]()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what runs in the background ignore it
-    Thread(target=_listen, args=(lines,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
+        Thread(target=_listen, args=(lines,), daemon=True).start()
         graphs = Recipe(**json.loads(lines.get())).graphs()
         while name := lines.get():
             if name == RUNNER:
