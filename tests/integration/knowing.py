@@ -17,7 +17,7 @@ import torch
 import xgrammar
 from torch import Tensor
 
-import speculative.engine
+import speculative.texts
 from app.cli import main
 from models.loader import BUNDLED, load_tokenizer
 from speculative.grammar import GrammarMatcher
@@ -109,5 +109,5 @@ class KnowingSampler(Sampler):
 
 
 if __name__ == "__main__":
-    speculative.engine.Sampler = KnowingSampler  # type: ignore[misc]
+    speculative.texts.Sampler = KnowingSampler  # type: ignore[misc]
     main()
