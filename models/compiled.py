@@ -26,7 +26,6 @@ from models.digest import digest_weights
 from models.kv_cache import KVWindow
 from models.layers import Linear
 from models.llama import Llama
-from models.tiles import has_tiles, source_fingerprint
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 """Marks a size that may differ from call to call; which of them are equal, the trace finds out."""
@@ -69,16 +68,14 @@ def fingerprint(graph: Graph) -> str:
     for part in (*machine, graph.name, graph.settings, str(shapes)):
         digest.update(part.encode())
     digest_weights(graph.module, digest)
-    if has_tiles():
-        digest.update(source_fingerprint().encode())
     for folder in sorted({Path(__file__).parent, Path(inspect.getfile(type(graph.module))).parent}):
-        for source in sorted(folder.glob("*.py")):
+        for source in sorted(file for file in folder.iterdir() if file.suffix in (".py", ".cpp", ".h")):
             digest.update(source.read_bytes())
     return digest.hexdigest()[:24]
 
 
 def compile_graph(graph: Graph, path: Path) -> None:
-    """Compile to ``path``, a .pt2 package; tens of seconds."""
+    """Compile to ``path``, a .pt2 package; tens of seconds. The graph's module is not to be used after that."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, _settings(folder):
         temporary = Path(folder) / "graph.pt2"

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from models.llama import CompiledGraph
-from models.tiles import HEADERS
-from models.tiles import SOURCES as OPERATORS
 
-SOURCES = (Path(__file__).with_suffix(".cpp"), *OPERATORS)
+SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 
 
 def runner_fingerprint() -> str:
@@ -55,12 +54,12 @@ def load_graph(package: Path) -> CompiledGraph:
     It keeps the interpreter's lock: for graphs that take a millisecond or less, since letting go of it takes 40 µs.
     """
     # The package's own call parses its structure from JSON every time, which takes longer than a drafted level.
-    return _of_dense(torch._inductor.aoti_load_package(str(package)).loader.run)
+    return of_dense(torch._inductor.aoti_load_package(str(package)).loader.run)
 
 
 def load_long_graph(package: Path) -> CompiledGraph:
     """The same, but other threads go on while it runs."""
-    return _of_dense(_graph_class()(str(package)).run)
+    return of_dense(_graph_class()(str(package)).run)
 
 
 def _graph_class() -> Callable[[str], Any]:
@@ -68,8 +67,9 @@ def _graph_class() -> Callable[[str], Any]:
     return made
 
 
-def _of_dense(run: CompiledGraph) -> CompiledGraph:
-    # It was traced with dense inputs, takes all for such, and does not check.
+def of_dense(run: CompiledGraph) -> CompiledGraph:
+    """For what takes all its inputs for dense: graphs are traced with such, and do not check."""
+
     def graph(inputs: list[Tensor]) -> list[Tensor]:
         return run([tensor.contiguous() for tensor in inputs])
 

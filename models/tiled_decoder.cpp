@@ -116,7 +116,7 @@ struct Decoder : torch::CustomClassHolder {
       : embedding_(tensors.at(0)), cos_(tensors.at(1)), sin_(tensors.at(2)), norm_(tensors.at(3)), kv_heads_(kv_heads),
         head_dim_(head_dim), eps_(eps) {
     TORCH_CHECK(tiles::available(), "this CPU has no AMX, or Linux does not grant it");
-    TORCH_CHECK((tensors.size() - 4) % 6 == 0, "a layer has six tensors");
+    TORCH_CHECK(tensors.size() > 4 && (tensors.size() - 4) % 6 == 0, "a decoder has layers, and a layer six tensors");
     for (size_t i = 4; i < tensors.size(); i += 6) {
       layers_.push_back({tensors[i], tensors[i + 1], tensors[i + 2], tensors[i + 3], tensors[i + 4], tensors[i + 5]});
     }
@@ -176,7 +176,6 @@ struct Decoder : torch::CustomClassHolder {
         rows > 0 && inputs[1].numel() == rows && inputs[2].numel() == rows && inputs[0].is_contiguous() &&
             inputs[1].is_contiguous() && inputs[2].is_contiguous(),
         "ids, positions and cache rows do not belong together");
-    int64_t room = cos_.size(0);
     for (size_t index = 4; index < inputs.size(); ++index) {
       const at::Tensor& cache = inputs[index];
       TORCH_CHECK(cache.is_contiguous() && cache.dim() == 3 && cache.size(2) == kv_size, "a layer's cache has other sizes");
@@ -184,7 +183,7 @@ struct Decoder : torch::CustomClassHolder {
     const int64_t cache_rows = inputs[4].size(0) * inputs[4].size(1);
     for (int64_t row = 0; row < rows; ++row) {
       TORCH_CHECK(ids[row] >= 0 && ids[row] < embedding_.size(0), "no token ", ids[row]);
-      TORCH_CHECK(positions[row] >= 0 && positions[row] < room, "no position ", positions[row]);
+      TORCH_CHECK(positions[row] >= 0 && positions[row] < cos_.size(0), "no position ", positions[row]);
       TORCH_CHECK(write[row] >= 0 && write[row] < cache_rows, "no cache row ", write[row]);
     }
   }

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from models import cached_attention, tiled_linear
+from models.graph_runner import of_dense
 from models.layers import DecoderLayer, Linear
 from models.llama import CompiledGraph, Llama
 
@@ -40,12 +41,7 @@ def tiled_decoder(target: Llama) -> CompiledGraph:
         ]
     dense = [tensor.to(target.dtype).contiguous() for tensor in tensors]
     decoder = torch.classes.moaserve.Decoder(dense, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
-
-    def graph(inputs: list[Tensor]) -> list[Tensor]:
-        out: list[Tensor] = decoder.run([tensor.contiguous() for tensor in inputs])
-        return out
-
-    return graph
+    return of_dense(decoder.run)
 
 
 def _in_turns(gate_up: Tensor) -> Tensor:

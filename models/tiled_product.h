@@ -69,18 +69,9 @@ AMX inline void multiply(const char* first, const char* second, int64_t row, con
   }
 }
 
-// Multiplies all rows with all panels; write(panel, row, sums) is told each row's 32 sums once.
+// Products of all rows with some panels; `write` as that of `product`.
 template <class Write>
-void product(Rows x, Panels weight, const Write& write) {
-  const int64_t tiles = (x.count + kTile - 1) / kTile, height = (x.count + tiles - 1) / tiles;
-  const int64_t weights = weight.steps * kPairs * kPanel;
-  at::parallel_for(0, weight.count, std::max<int64_t>(1, kSmallest / (weights * (1 + tiles / 4))), [&](int64_t begin, int64_t end) {
-    panels(x, weight, begin, end, tiles, height, write);
-  });
-}
-
-template <class Write>
-AMX void panels(Rows x, Panels weight, int64_t begin, int64_t end, int64_t tiles, int64_t height, const Write& write) {
+AMX void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int64_t tiles, int64_t height, const Write& write) {
   alignas(64) float sums[2][kTile * kPanel];
   configure(static_cast<uint8_t>(height));
   for (int64_t panel = begin; panel < end; ++panel) {
@@ -104,6 +95,16 @@ AMX void panels(Rows x, Panels weight, int64_t begin, int64_t end, int64_t tiles
     }
   }
   release();
+}
+
+// Multiplies all rows with all panels; write(panel, row, sums) is told each row's 32 sums once.
+template <class Write>
+void product(Rows x, Panels weight, const Write& write) {
+  const int64_t tiles = (x.count + kTile - 1) / kTile, height = (x.count + tiles - 1) / tiles;
+  const int64_t weights = weight.steps * kPairs * kPanel;
+  at::parallel_for(0, weight.count, std::max<int64_t>(1, kSmallest / (weights * (1 + tiles / 4))), [&](int64_t begin, int64_t end) {
+    multiply_panels(x, weight, begin, end, tiles, height, write);
+  });
 }
 
 // Writes a panel's sums as bfloat16 into rows of `width` numbers.

@@ -69,10 +69,10 @@ def compiles(choice: Compile, module: nn.Module, device: torch.device, reason: s
 def packages(graphs: list[Graph], recipe: Recipe) -> tuple[dict[str, Path], Path]:
     """Where each graph is, and the library that runs them (``graph_runner``); raises EngineLoadError if one cannot be made."""
     cache = default_cache()
-    paths = {graph.name: _package(cache, graph) for graph in graphs} | {RUNNER: _runner(cache)}
-    if missing := [name for name, path in paths.items() if not path.exists()]:
+    paths, runner = {graph.name: _package(cache, graph) for graph in graphs}, _runner(cache)
+    if missing := [name for name, path in (paths | {RUNNER: runner}).items() if not path.exists()]:
         _compile_apart(recipe, cache, missing)
-    return paths, paths.pop(RUNNER)
+    return paths, runner
 
 
 def _package(cache: Path, graph: Graph) -> Path:

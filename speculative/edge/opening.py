@@ -25,7 +25,6 @@ OPENING_S = 5.0
 PERMANENT = frozenset({"unsupported_version", "unsupported_format", "wrong_model"})
 """Refusals that stay the same however often one asks."""
 
-
 UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})
 OTHER_HOST = frozenset({62, 64})
 """OpenSSL's X509_V_ERR codes of chains that end in nobody who is trusted, and of names or addresses that do not match."""
