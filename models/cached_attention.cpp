@@ -1,4 +1,4 @@
-// Attention of rows over a cache of keys and values in bfloat16, on CPUs with AMX: what PyTorch's own kernel spends on few rows
+// Attention of rows over a cache of keys and values in bfloat16, by tiles or by vectors: what PyTorch's own kernel spends on few rows
 // is mostly packing, and it reads every text's rows as far as the longest goes.
 //
 // A task is one text, one KV head and up to 32 query rows. Keys are multiplied where they lie, as S^T = K Q^T, so that a vector
@@ -58,15 +58,18 @@ constexpr int64_t kTileFloats = kTile * kTile;
 constexpr int kHidden = 0xFF80;       // -inf in bfloat16
 constexpr int64_t kSmallest = 1024;   // cache rows times tiles of queries that are worth another thread, some 10 µs
 
-// A tile-sized operand: where it begins, bytes from row to row, from tile to tile and from step to step.
-struct Operand {
-  const char* data;
-  int64_t row, tile, step;
-};
+using tiles::Operand;
 
-// Sums over `steps` of the products of M tiles by N tiles; `out` has one tile after the other, M-major, and is added to on request.
+// Sums over `steps` of the products of M tiles, of which the first `rows` rows count, by N tiles; `out` has one tile after the other,
+// M-major, and is added to on request.
 template <int M, int N>
-AMX void multiply(Operand a, Operand b, int64_t steps, float* out, bool add) {
+AMX void multiply(Operand a, int64_t rows, Operand b, int64_t steps, float* out, bool add) {
+  if (!tiles::by_tiles()) {
+    for (int64_t tile = 0; tile * kTile < rows; ++tile, a.data += a.tile, out += N * kTileFloats) {
+      tiles::multiply_vectors<N>(a, std::min(kTile, rows - tile * kTile), b, steps, tiles::Sums{out, kTile, kTileFloats}, add);
+    }
+    return;
+  }
   constexpr int64_t kOutRow = 64;
   if (add) {
     _tile_loadd(0, out, kOutRow);
@@ -242,9 +245,9 @@ class Task {
     const Operand a{reinterpret_cast<const char*>(keys), stride * 2, kTile * stride * 2, 64};
     const Operand b{packed_queries_, 64, steps_ * kTileBytes, kTileBytes};
     if (tiles_ == 1) {
-      multiply<2, 1>(a, b, steps_, scores, false);
+      multiply<2, 1>(a, kBlock, b, steps_, scores, false);
     } else {
-      multiply<2, 2>(a, b, steps_, scores, false);
+      multiply<2, 2>(a, kBlock, b, steps_, scores, false);
     }
     interleave(values, count);
     if (seen == Seen::kSome) add_mask(start, scores);
@@ -333,9 +336,9 @@ class Task {
       float* out = out_ + column * tiles_ * kTileFloats;
       const bool two = column + 1 < columns_;
       if (tiles_ == 1) {
-        two ? multiply<1, 2>(a, b, held_, out, started_) : multiply<1, 1>(a, b, held_, out, started_);
+        two ? multiply<1, 2>(a, rows_, b, held_, out, started_) : multiply<1, 1>(a, rows_, b, held_, out, started_);
       } else {
-        two ? multiply<2, 2>(a, b, held_, out, started_) : multiply<2, 1>(a, b, held_, out, started_);
+        two ? multiply<2, 2>(a, rows_, b, held_, out, started_) : multiply<2, 1>(a, rows_, b, held_, out, started_);
       }
     }
     started_ = true;

@@ -1,4 +1,4 @@
-// A Llama decoder in bfloat16, from token ids to the final norm, on CPUs with AMX: what PyTorch's compiler makes of it spends more
+// A Llama decoder in bfloat16, from token ids to the final norm, on CPUs that multiply it: what PyTorch's compiler makes of it spends more
 // than half of its time beside the products.
 //
 // The stream of residuals stays in float32; what enters products, keys and values are bfloat16. Every row is computed in the same
@@ -115,7 +115,7 @@ struct Decoder : torch::CustomClassHolder {
   Decoder(const std::vector<at::Tensor>& tensors, int64_t kv_heads, int64_t head_dim, double eps)
       : embedding_(tensors.at(0)), cos_(tensors.at(1)), sin_(tensors.at(2)), norm_(tensors.at(3)), kv_heads_(kv_heads),
         head_dim_(head_dim), eps_(eps) {
-    TORCH_CHECK(tiles::available(), "this CPU has no AMX, or Linux does not grant it");
+    TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
     TORCH_CHECK(tensors.size() > 4 && (tensors.size() - 4) % 6 == 0, "a decoder has layers, and a layer six tensors");
     for (size_t i = 4; i < tensors.size(); i += 6) {
       layers_.push_back({tensors[i], tensors[i + 1], tensors[i + 2], tensors[i + 3], tensors[i + 4], tensors[i + 5]});
@@ -198,7 +198,7 @@ struct Decoder : torch::CustomClassHolder {
 
 struct Decoder : torch::CustomClassHolder {
   Decoder(const std::vector<at::Tensor>&, int64_t, int64_t, double) {
-    TORCH_CHECK(false, "compiled without AMX");
+    TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
   }
   std::vector<at::Tensor> run(const std::vector<at::Tensor>&) {
     return {};

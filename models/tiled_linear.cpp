@@ -10,7 +10,7 @@ namespace {
 
 at::Tensor tiled_linear(const at::Tensor& x, const at::Tensor& weight) {
 #ifdef MOASERVE_AMX
-  TORCH_CHECK(tiles::available(), "tiled_linear: this CPU has no AMX, or Linux does not grant it");
+  TORCH_CHECK(tiles::available(), "tiled_linear: this CPU has no AVX512-BF16");
   TORCH_CHECK(
       x.dim() == 2 && weight.dim() == 6 && weight.is_contiguous() && x.size(1) == weight.size(1) * tiles::kPairs &&
           x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16,
@@ -23,7 +23,7 @@ at::Tensor tiled_linear(const at::Tensor& x, const at::Tensor& weight) {
   tiles::product(rows, panels, tiles::ToRows{out.data_ptr<at::BFloat16>(), out.size(1)});
   return out;
 #else
-  TORCH_CHECK(false, "tiled_linear: compiled without AMX");
+  TORCH_CHECK(false, "tiled_linear: compiled by a compiler that does not know AVX512-BF16");
 #endif
 }
 

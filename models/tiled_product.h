@@ -1,4 +1,4 @@
-// Products of rows with constant weights in bfloat16, by tiles.
+// Products of rows with constant weights in bfloat16, by tiles or by vectors.
 //
 // Weights lie in panels of 32 outputs, as products read them (tiled_linear.py): a panel is fetched once and stays in the
 // first-level cache for all rows. Every output is the sum of the same products in the same order, whatever the number of rows.
@@ -97,13 +97,32 @@ AMX void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int6
   release();
 }
 
+// The same without tiles.
+template <class Write>
+AMX void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64_t end, const Write& write) {
+  alignas(64) float sums[kRowsAtOnce * kPanel];
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const Operand right{weight.data + panel * weight.steps * kStepBytes, kRowBytes, kTileBytes, kStepBytes};
+    for (int64_t row = 0; row < x.count; row += kRowsAtOnce) {
+      const int64_t count = std::min<int64_t>(kRowsAtOnce, x.count - row);
+      const Operand left{x.data + row * x.bytes, x.bytes, 0, kRowBytes};
+      multiply_vectors<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false);
+      for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums + each * kPanel);
+    }
+  }
+}
+
 // Multiplies all rows with all panels; write(panel, row, sums) is told each row's 32 sums once.
 template <class Write>
 void product(Rows x, Panels weight, const Write& write) {
   const int64_t tiles = (x.count + kTile - 1) / kTile, height = (x.count + tiles - 1) / tiles;
   const int64_t weights = weight.steps * kPairs * kPanel;
   at::parallel_for(0, weight.count, std::max<int64_t>(1, kSmallest / (weights * (1 + tiles / 4))), [&](int64_t begin, int64_t end) {
-    multiply_panels(x, weight, begin, end, tiles, height, write);
+    if (by_tiles()) {
+      multiply_panels(x, weight, begin, end, tiles, height, write);
+    } else {
+      multiply_panels_by_vectors(x, weight, begin, end, write);
+    }
   });
 }
 

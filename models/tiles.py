@@ -1,4 +1,4 @@
-"""Operators for CPUs that multiply tiles (AMX), as compiled graphs call them.
+"""Operators for CPUs that multiply bfloat16 by tiles (AMX) or by vectors (AVX512-BF16), as compiled graphs call them.
 
 They are part of the library that ``graph_runner`` builds, and graphs call them by their C names: through PyTorch's dispatcher a
 call would cost as much as the work on a few rows.
@@ -13,4 +13,4 @@ LIBRARY = torch.library.Library("moaserve", "FRAGMENT")
 
 def has_tiles() -> bool:
     """Whether this CPU has what the operators are for."""
-    return torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported()
+    return torch.cpu._is_avx512_bf16_supported()

@@ -175,7 +175,7 @@ def test_a_compiler_that_nobody_asks_any_more_ends_where_interrupts_are_ignored_
         assert child.wait(timeout=120) == 0
 
 
-@pytest.mark.skipif(not has_tiles(), reason="needs a CPU with AMX and AVX512-BF16")
+@pytest.mark.skipif(not has_tiles(), reason="needs a CPU with AVX512-BF16")
 def test_a_decoder_by_tiles_scores_as_float32_does(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     threads = torch.get_num_threads()

@@ -21,7 +21,7 @@ from models.tiles import has_tiles
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.usefixtures("operators"),
-    pytest.mark.skipif(not has_tiles(), reason="needs a CPU with AMX and AVX512-BF16"),
+    pytest.mark.skipif(not has_tiles(), reason="needs a CPU with AVX512-BF16"),
     pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="the operators are compiled: install g++"),
 ]
 
