@@ -65,8 +65,13 @@ using tiles::Operand;
 template <int M, int N>
 AMX void multiply(Operand a, int64_t rows, Operand b, int64_t steps, float* out, bool add) {
   if (!tiles::by_tiles()) {
-    for (int64_t tile = 0; tile * kTile < rows; ++tile, a.data += a.tile, out += N * kTileFloats) {
-      tiles::multiply_vectors<N>(a, std::min(kTile, rows - tile * kTile), b, steps, tiles::Sums{out, kTile, kTileFloats}, add);
+    for (int64_t tile = 0; tile * kTile < rows; ++tile) {
+      const int64_t count = std::min(kTile, rows - tile * kTile), most = tiles::rows_at_once(count);
+      for (int64_t row = 0; row < count; row += most) {
+        const Operand some{a.data + tile * a.tile + row * a.row, a.row, a.tile, a.step};
+        const tiles::Sums to{out + tile * N * kTileFloats + row * kTile, kTile, kTileFloats};
+        tiles::multiply_few<N>(some, std::min(most, count - row), b, steps, to, add);
+      }
     }
     return;
   }

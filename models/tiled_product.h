@@ -19,6 +19,7 @@ namespace tiles {
 constexpr int64_t kPanel = 2 * kTile;           // outputs of a panel
 constexpr int64_t kStepBytes = 2 * kTileBytes;  // of a panel and 32 inputs: two tiles
 constexpr int64_t kAhead = 20;                  // steps that weights are fetched ahead of their use
+constexpr int64_t kVectorsAhead = 9;            // the same without tiles: twice as fast for ten rows as without fetching
 constexpr int64_t kSmallest = 1 << 16;          // weights that are worth another thread, some 10 µs
 
 // Rows of bfloat16, one every `bytes`.
@@ -101,12 +102,13 @@ AMX void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int6
 template <class Write>
 AMX void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64_t end, const Write& write) {
   alignas(64) float sums[kRowsAtOnce * kPanel];
+  const int64_t most = rows_at_once(x.count);
   for (int64_t panel = begin; panel < end; ++panel) {
     const Operand right{weight.data + panel * weight.steps * kStepBytes, kRowBytes, kTileBytes, kStepBytes};
-    for (int64_t row = 0; row < x.count; row += kRowsAtOnce) {
-      const int64_t count = std::min<int64_t>(kRowsAtOnce, x.count - row);
+    for (int64_t row = 0; row < x.count; row += most) {
+      const int64_t count = std::min(most, x.count - row);
       const Operand left{x.data + row * x.bytes, x.bytes, 0, kRowBytes};
-      multiply_vectors<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false);
+      multiply_few<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false, row == 0 ? kVectorsAhead * kStepBytes : 0);
       for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums + each * kPanel);
     }
   }

@@ -78,48 +78,57 @@ struct Sums {
   int64_t row, tile;
 };
 
-// By vectors: sums over `steps` of the products of R rows with C tiles, added to what is there on request.
+// By vectors: sums over `steps` of the products of R rows with C tiles, added to what is there on request. What `b` has `ahead` bytes
+// further on is fetched (0: nothing is).
 template <int R, int C>
-AMX inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add) {
+AMX inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
   __m512 sums[R][C];
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
     for (int c = 0; c < C; ++c) sums[r][c] = add ? _mm512_loadu_ps(out.data + r * out.row + c * out.tile) : _mm512_setzero_ps();
   }
   for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step) {
     for (int64_t pair = 0; pair < kTile; ++pair) {
       __m512bh right[C];
-      for (int c = 0; c < C; ++c) right[c] = (__m512bh)_mm512_loadu_si512(b.data + c * b.tile + pair * b.row);
+#pragma GCC unroll 2
+      for (int c = 0; c < C; ++c) {
+        const char* from = b.data + c * b.tile + pair * b.row;
+        right[c] = (__m512bh)_mm512_loadu_si512(from);
+        if (ahead) __builtin_prefetch(from + ahead);
+      }
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         int32_t two;
         std::memcpy(&two, a.data + r * a.row + pair * 4, sizeof two);
         const auto left = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 2
         for (int c = 0; c < C; ++c) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], left, right[c]);
       }
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
     for (int c = 0; c < C; ++c) _mm512_storeu_ps(out.data + r * out.row + c * out.tile, sums[r][c]);
   }
 }
 
-constexpr int kRowsAtOnce = 8;  // with two tiles: sums in 16 of the 32 registers
+constexpr int64_t kRowsAtOnce = 12;  // with two tiles: sums in 24 of the 32 registers
 
-// The same of any number of rows.
-template <int C>
-AMX void multiply_vectors(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add) {
-  for (; rows >= kRowsAtOnce; rows -= kRowsAtOnce, a.data += kRowsAtOnce * a.row, out.data += kRowsAtOnce * out.row) {
-    multiply_rows<kRowsAtOnce, C>(a, b, steps, out, add);
+// The same of up to `kRowsAtOnce` rows.
+template <int C, int R = kRowsAtOnce>
+AMX inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead = 0) {
+  if constexpr (R > 0) {
+    if (rows == R) return multiply_rows<R, C>(a, b, steps, out, add, ahead);
+    multiply_few<C, R - 1>(a, rows, b, steps, out, add, ahead);
   }
-  switch (rows) {
-    case 1: return multiply_rows<1, C>(a, b, steps, out, add);
-    case 2: return multiply_rows<2, C>(a, b, steps, out, add);
-    case 3: return multiply_rows<3, C>(a, b, steps, out, add);
-    case 4: return multiply_rows<4, C>(a, b, steps, out, add);
-    case 5: return multiply_rows<5, C>(a, b, steps, out, add);
-    case 6: return multiply_rows<6, C>(a, b, steps, out, add);
-    case 7: return multiply_rows<7, C>(a, b, steps, out, add);
-    default: return;
-  }
+}
+
+// Rows that are multiplied at once, so that all have about as many.
+inline int64_t rows_at_once(int64_t rows) {
+  const int64_t times = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  return (rows + times - 1) / times;
 }
 
 // 2^x: within 1e-7 of it, 0 for -inf, and inf where that is too much.
