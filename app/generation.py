@@ -75,6 +75,7 @@ def requests_for(
                     tuple(prediction),
                     body.cache_salt or "",
                     revisable=True,
+                    adaptive=body.speculative is None,
                 )
             )
         serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed

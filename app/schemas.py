@@ -91,7 +91,9 @@ class SamplingRequest(StructuredRequest):
     min_tokens: int | None = Field(None, ge=0, description="Extension. Nothing ends the text before this many tokens.")
     ignore_eos: bool | None = Field(None, description="Extension. The model's end tokens do not end the text.")
     stream: bool | None = None
-    speculative: bool | None = Field(None, description="Extension. false: decode this request without a drafter.")
+    speculative: bool | None = Field(
+        None, description="Extension. false: decode without a drafter; true: draft even where that is slower."
+    )
     priority: int | None = Field(None, ge=-INT64, lt=INT64, description="Extension. Of waiting requests the lowest begins first.")
     cache_salt: str | None = Field(
         None, min_length=1, description="Extension. Cached prompts are shared among requests of equal salts only."

@@ -21,7 +21,7 @@ from pydantic_settings import (
 
 from app.keys import ApiKeys
 from app.tools.formats import ToolCallFormat
-from speculative.config import BUNDLED, Compile, DType, EngineConfig
+from speculative.config import BUNDLED, Compile, DraftPolicy, DType, EngineConfig
 from speculative.errors import EngineLoadError
 
 ENV_PREFIX = "MOASERVE_"
@@ -176,10 +176,11 @@ class Settings(HttpSettings):
     device: str = Field("auto", min_length=1)
     max_model_len: int | None = Field(None, ge=2)
     prefill_chunk: int = Field(512, ge=1)
+    draft_policy: DraftPolicy = "adaptive"
     draft_depth: int = Field(8, ge=1)
     draft_breadth: int = Field(4, ge=1)
     draft_nodes: int = Field(9, ge=1)
-    draft_min_reach: float = Field(0.2, ge=0, le=1)
+    draft_min_reach: float | None = Field(None, ge=0, le=1)
     draft_temperature: float = Field(1.0, gt=0)
     draft_lookup: int = Field(12, ge=0)
     draft_window: int | None = Field(None, ge=0)

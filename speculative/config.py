@@ -10,6 +10,7 @@ from speculative.errors import EngineLoadError
 
 BUNDLED = "bundled"
 DType = Literal["auto", "float32", "bfloat16"]
+DraftPolicy = Literal["adaptive", "fixed"]
 Compile = Literal["auto", "on", "off"]
 MemoryFormat = Literal["int8", "int4", "bfloat16"]
 """How a drafter's memory is written where it travels: see `remote.memory_codec`."""
@@ -24,12 +25,12 @@ class EngineConfig:
     n-gram), "none", "ngram", a folder or a hub id. ``max_model_len`` counts prompt and output tokens of one sequence (None: the
     model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the prompt tokens run per step.
     ``prefix_cache_tokens`` of ended texts are kept for those that begin alike (0: none; None: half of what all slots hold).
-    ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and the ``draft_nodes`` best are verified;
-    drafting stops early once the kept nodes of a level have, together, a probability below ``draft_min_reach``, by the drafter's
-    logits at ``draft_temperature``. Where the last
-    ``draft_lookup`` tokens stand earlier in the text, what followed them is drafted instead (0: never). Of a prompt the drafter
-    reads the last ``draft_window`` tokens (0: all; None: 128 if it is a MoA drafter, else all; others than MoA and EAGLE
-    ones read all).
+    At most ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and at most the ``draft_nodes`` best are verified: as
+    many as make the most tokens a second if ``draft_policy`` is "adaptive", all of them if it is "fixed". Drafting stops early
+    once the kept nodes of a level have, together, a probability below ``draft_min_reach`` (None: what a level costs, or 0.2 if
+    "fixed"), by the drafter's logits at ``draft_temperature``. Where the last ``draft_lookup`` tokens stand earlier in the text,
+    what followed them is drafted instead (0: never). Of a prompt the drafter reads the last ``draft_window`` tokens (0: all; None:
+    128 if it is a MoA drafter, else all; others than MoA and EAGLE ones read all).
     Trees that are drafted elsewhere may have ``remote_tree_nodes``, or as many as are drafted here where that is more.
     ``compile`` makes machine code of the networks, on CPUs with a C++ compiler: "auto" where it can and pays.
     """
@@ -42,10 +43,11 @@ class EngineConfig:
     max_num_seqs: int = 32
     prefill_chunk: int = 512
     prefix_cache_tokens: int | None = None
+    draft_policy: DraftPolicy = "adaptive"
     draft_depth: int = 8
     draft_breadth: int = 4
     draft_nodes: int = 9
-    draft_min_reach: float = 0.2
+    draft_min_reach: float | None = None
     draft_temperature: float = 1.0
     draft_lookup: int = 12
     draft_window: int | None = None
@@ -60,7 +62,7 @@ class EngineConfig:
                 raise EngineLoadError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise EngineLoadError(f"max_model_len must be at least 2, got {self.max_model_len}")
-        if not 0.0 <= self.draft_min_reach <= 1.0:
+        if self.draft_min_reach is not None and not 0.0 <= self.draft_min_reach <= 1.0:
             raise EngineLoadError(f"draft_min_reach must be between 0 and 1, got {self.draft_min_reach}")
         if not self.draft_temperature > 0:
             raise EngineLoadError(f"draft_temperature must be above 0, got {self.draft_temperature}")

@@ -13,8 +13,10 @@ from models.kv_cache import KVCache
 from models.llama import CompiledGraph, Llama
 from models.plans import prefill_plan
 from speculative.acceptance import accept_paths, keep_paths, path_logprobs
+from speculative.backlog import Backlog
 from speculative.batch import verify_plan
 from speculative.config import EngineStatus, ModelInfo, RemoteInfo
+from speculative.costs import StepTimes
 from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.errors import InvalidRequestError
 from speculative.logprobs import text_logprobs
@@ -60,6 +62,7 @@ class Engine:
         self._texts = Texts(tokenizer, info.vocab_size, eos_token_ids)
         self.clock = StepClock()
         self._shape: DraftShape | None = None
+        self._drafts, self._told = True, 0.0
         self._has_prefilled = False
         self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
         self.memory = MemoryReader.of(self.drafter)
@@ -68,6 +71,7 @@ class Engine:
         scratch = max(1 + largest_shape.nodes, 1 + remote_tree_nodes, drafting)
         self.cache = target.new_cache(max_num_seqs, scratch, info.max_model_len)
         window = self.drafter.window if self.drafter is not None else None
+        self._backlog = Backlog(can_skip=window is not None)
         self.prefixes = Prefixes((self.cache, *self._drafter_caches), prefix_cache_tokens, window)
         self.scheduler = Scheduler(max_num_seqs, prefill_chunk, self.prefixes.reuse)
 
@@ -167,6 +171,7 @@ class Engine:
         logprobs = path_logprobs(batch, accepted, logits)
         outputs = self._commit(batch, tree, accepted, logprobs, tapped)
         self.clock.end("commit")
+        self._learn(batch, tree, accepted)
         return outputs
 
     def _prefill(self) -> list[RequestOutput]:
@@ -199,7 +204,7 @@ class Engine:
             verified = VerifiedTokens(slots, plan.positions, token_ids, tapped, max(0, begin))
             first = max(0, begin - chunk.start)
             if first < len(token_ids):
-                self.drafter.extend(verified.only(slice(first, None)), self.cache)
+                self._tell_of_prompt(sequence, verified.only(slice(first, None)))
         return hidden
 
     def _first_token(self, sequence: Sequence, hidden: Tensor) -> RequestOutput:
@@ -213,12 +218,16 @@ class Engine:
         return sequence.append(accepted[0].tokens, 0, logprobs, self.eos_token_ids)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
-        drafting = sum(sequence.drafts_here for sequence in batch)
-        self._shape = shape = self.policy.shape(drafting) if self.drafter is not None else None
+        self._shape = shape = self.policy.shape(batch) if self.drafter is not None else None
         if shape is None or self.drafter is None:
             tree = DraftTree.empty(len(batch))
+            self._drafts = self.drafter is None or not any(sequence.drafts_here for sequence in batch)
         else:
-            tree = self.drafter.propose(batch, shape, self.cache)
+            self._drafts = True
+            if untold := self._backlog.take():
+                self._tell(*untold)
+                self._told = self.clock.end("commit", usual=False)
+            tree = self.policy.cut(self.drafter.propose(batch, shape, self.cache), batch)
         offered = [sequence.offered for sequence in batch]
         return tree.with_offered(offered, self.cache.scratch - 1) if any(offered) else tree
 
@@ -259,18 +268,44 @@ class Engine:
         tapped: Tensor | None,
     ) -> list[RequestOutput]:
         """Keep the accepted paths' keys and values, tell the drafter, publish the text, free what has ended."""
-        verified = keep_paths(self.cache, batch, tree, accepted, tapped)
-        if self.drafter is not None and verified is not None:
-            self.drafter.extend(verified, self.cache)
+        if not self._drafts and not any(sequence.request.remote for sequence in batch):
+            self._backlog.add_step(batch, tapped)
+        elif verified := keep_paths(self.cache, batch, tree, accepted, tapped):
+            self._tell(*self._backlog.take(), verified)
         outputs = []
         for sequence, acceptance, drafted, told in zip(batch, accepted, tree.sizes, logprobs, strict=True):
             sequence.num_target_calls += 1
             sequence.offered = None
             sequence.num_computed += len(acceptance.tokens)
             outputs.append(sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids))
+        if self._backlog.full:
+            self._tell(*self._backlog.take())
         outputs = self._with_memory(batch, outputs)
         self._release_ended()
         return outputs
+
+    def _tell_of_prompt(self, sequence: Sequence, verified: VerifiedTokens) -> None:
+        """Let the drafter know of what was read of a prompt, later if it is not in use; what is sent elsewhere is wanted now."""
+        if self._drafts or sequence.request.remote:
+            self._tell(*self._backlog.take(), verified)
+        else:
+            self._backlog.add_prompt(sequence, verified)
+
+    def _tell(self, *verified: VerifiedTokens) -> None:
+        """Let the drafter know of what has been verified."""
+        if self.drafter is not None:
+            for tokens in verified:
+                self.drafter.extend(tokens, self.cache)
+
+    def _learn(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance]) -> None:
+        """Let the policy know what a step took and gained; one with trees from elsewhere says little of others."""
+        if any(sequence.request.remote for sequence in batch):
+            return
+        seconds = self.clock.of_step
+        rest = seconds["verify"] + seconds["commit"]
+        times = StepTimes(len(batch), tree.num_rows - 1, self._shape is not None, seconds["draft"], rest, self._told)
+        self._told = 0.0
+        self.policy.observe(times, tree, batch, [len(acceptance.rows) for acceptance in accepted])
 
     def _with_memory(self, batch: list[Sequence], outputs: list[RequestOutput]) -> list[RequestOutput]:
         """With what whoever drafts for a text elsewhere needs to go on."""
@@ -295,6 +330,7 @@ class Engine:
             self.prefixes.keep(sequence)
         if self.drafter is not None:
             self.drafter.forget(sequence)
+        self.policy.forget(sequence)
         for move in self.scheduler.remove(sequence):
             for cache in (self.cache, *self._drafter_caches):
                 cache.move_slot(move.source, move.destination, move.length)

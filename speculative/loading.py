@@ -29,6 +29,8 @@ from models.loader import (
 )
 from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
+from speculative.cost_measuring import measure_costs
+from speculative.costs import StepCosts
 from speculative.drafters.base import Drafter
 from speculative.drafters.eagle import EagleDrafter
 from speculative.drafters.grammar import GrammarDrafter
@@ -42,7 +44,13 @@ from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.packages import compiles
-from speculative.policy import DraftShape, FixedPolicy
+from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
+
+FIXED_REACH = 0.2
+"""Where drafting stops unless told otherwise, if nobody weighs what it brings: docs/results/bundled-pair.md."""
+
+MEASURABLE = 16
+"""Tokens that a text must have room for to be used in measuring."""
 
 MOA_WINDOW = 128
 """Tokens of a prompt that MoA drafters read unless told otherwise: docs/results/bundled-pair.md."""
@@ -65,6 +73,8 @@ def _load(config: EngineConfig) -> Engine:
     drafter = innermost(engine.drafter)
     if isinstance(drafter, TreeDrafter) and not drafter.compiled:
         drafter.pack()
+    if config.draft_policy == "adaptive" and engine.drafter is not None and engine.info.max_model_len >= MEASURABLE:
+        engine.policy = AdaptivePolicy(engine.largest_shape, StepCosts(measure_costs(engine)))
     return engine
 
 
@@ -88,9 +98,9 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         raise EngineLoadError(
             f"max_model_len={length} exceeds the model's {target.config.max_position_embeddings} positions; lower --max-model-len"
         )
-    shape = DraftShape(
-        config.draft_depth, config.draft_breadth, config.draft_nodes, config.draft_min_reach, config.draft_temperature
-    )
+    adaptive = config.draft_policy == "adaptive"
+    reach = config.draft_min_reach if config.draft_min_reach is not None else 0.0 if adaptive else FIXED_REACH
+    shape = DraftShape(config.draft_depth, config.draft_breadth, config.draft_nodes, reach, config.draft_temperature)
     make_drafter, drafter_name, network = _drafter(config, target, shape)
     if config.draft_window and drafter_name not in ("moa", "eagle"):
         raise EngineLoadError(

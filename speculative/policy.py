@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import torch
+
+from speculative.costs import StepCosts, StepTimes
+from speculative.expectations import Expectations
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+
+PROBING = 0.005
+"""Share of the time that may be lost on finding out whether drafts have come to pay."""
+
+_WEIGHT = 0.1
+_LEVELS, _NODES = 3, 4
+"""What drafts are taken to be before there were any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +41,19 @@ class DraftShape:
 
 
 class SpeculationPolicy(Protocol):
-    """Chooses the draft shape of a step."""
+    """Chooses how each step drafts, and learns from what came of it."""
 
-    def shape(self, batch_size: int) -> DraftShape | None:
-        """The shape for ``batch_size`` drafting sequences, or None for no speculation."""
+    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+        """Limits of this step's trees, or None where nothing is to be drafted."""
+
+    def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
+        """As much of what was drafted as is to be verified."""
+
+    def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
+        """A step was taken, and so many draft tokens of each sequence were accepted."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
 
 
 class FixedPolicy:
@@ -38,6 +62,112 @@ class FixedPolicy:
     def __init__(self, shape: DraftShape) -> None:
         self._shape = shape
 
-    def shape(self, batch_size: int) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
         """The configured shape, whatever the load."""
-        return self._shape if batch_size else None
+        return self._shape if any(sequence.drafts_here for sequence in batch) else None
+
+    def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
+        """All of it."""
+        return tree
+
+    def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
+        """Nothing to learn."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing to forget."""
+
+
+@dataclass(slots=True)
+class _Usual:
+    """What drafting for a batch of some size takes of late, in seconds, how many nodes are verified of each text, and how long the
+    drafter took to be ready again after nothing had been drafted.
+    """
+
+    draft: float
+    nodes: float
+    told: float = 0.0
+
+
+class AdaptivePolicy:
+    """The trees that make the most tokens a second, or none where that is plain decoding.
+
+    A step gains G tokens of all texts and takes T seconds. What is added to it, worth g tokens for t seconds, makes
+    (G + g) / (T + t) larger than G / T exactly if g / t > G / T, the rate that there is anyway. So
+
+    - nothing is drafted where the expected rate is below that of plain decoding,
+    - another level is drafted while it is reached more often than the rate times its seconds,
+    - and of the nodes that were drafted as many are verified as make the most of the step: by the drafter's probabilities, as far
+      as each request's drafts have kept what those promised, and by what rows cost at this batch size.
+
+    While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying.
+    """
+
+    def __init__(self, largest: DraftShape, costs: StepCosts) -> None:
+        self.largest, self.costs = largest, costs
+        self.expected = Expectations()
+        self._usual: dict[int, _Usual] = {}
+        self._allowance = 0.0
+
+    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+        """As in SpeculationPolicy."""
+        drafting = [sequence for sequence in batch if sequence.drafts_here]
+        if not drafting:
+            return None
+        size, costs, usual = len(batch), self.costs, self._of(len(batch))
+        plain = costs.plain(size)
+        seconds = usual.draft + costs.verification(size, usual.nodes)
+        gain = sum(self.expected.gain(sequence) for sequence in drafting)
+        rate = (size + gain) / seconds
+        if rate * plain < size and all(sequence.request.adaptive for sequence in drafting):
+            self._allowance += PROBING * plain
+            loss = usual.told + seconds - plain * (size + gain) / size
+            if self._allowance < loss:
+                for sequence in drafting:
+                    self.expected.pass_by(sequence)
+                return None
+            self._allowance = 0.0
+        level = costs.level(size)
+        reliability = sum(self.expected.reliability(sequence) for sequence in drafting)
+        return replace(self.largest, min_reach=min(max(self.largest.min_reach, rate * level / reliability), 1.0))
+
+    def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
+        """As in SpeculationPolicy; what drafters that give no probabilities propose stays as it is."""
+        nodes = tree.num_rows - 1
+        if tree.probabilities is None or not nodes or any(tree.straight):
+            return tree
+        size, usual = len(batch), self._of(len(batch))
+        reliability = torch.tensor([[self.expected.reliability(sequence) * sequence.drafts_here] for sequence in batch])
+        worth = (tree.probabilities.to("cpu", torch.float32) * reliability).nan_to_num_(nan=1.0).sum(dim=0).cumsum(dim=0).tolist()
+        best, count = 0.0, 0
+        for number, gain in enumerate((0.0, *worth)):
+            rate = (size + gain) / (usual.draft + self.costs.verification(size, number))
+            if rate > best:
+                best, count = rate, number
+        usual.nodes += _WEIGHT * (count - usual.nodes)
+        return tree.cut(count) if count < nodes else tree
+
+    def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
+        """As in SpeculationPolicy."""
+        self.costs.observe(step)
+        if not step.drafted:
+            return
+        usual = self._of(step.batch_size)
+        usual.draft += _WEIGHT * (min(step.draft, 2 * usual.draft) - usual.draft)
+        if step.told:
+            usual.told += (_WEIGHT if usual.told else 1.0) * (step.told - usual.told)
+        promised = [None] * len(batch) if tree.probabilities is None else tree.probabilities.sum(dim=1).tolist()
+        for sequence, tokens, promise, drafted in zip(batch, gained, promised, tree.sizes, strict=True):
+            if sequence.drafts_here:
+                self.expected.observe(sequence, tokens, None if promise is None or promise != promise or not drafted else promise)
+
+    def forget(self, sequence: Sequence) -> None:
+        """As in SpeculationPolicy."""
+        self.expected.forget(sequence)
+
+    def _of(self, batch_size: int) -> _Usual:
+        """Batch sizes up to the next power of two are taken together."""
+        known = self._usual.get(batch_size.bit_length())
+        if known is None:
+            draft = self.costs.draft(batch_size, min(_LEVELS, self.largest.depth))
+            known = self._usual[batch_size.bit_length()] = _Usual(draft, min(_NODES, self.largest.nodes))
+        return known

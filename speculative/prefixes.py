@@ -16,7 +16,7 @@ from speculative.sequence import Sequence
 class Prefixes:
     """The rows of ended texts in all ``caches``, the target's and the drafter's, ``num_tokens`` in all; 0: none.
 
-    ``window`` is the drafter's: where it has none, it has to know the whole text.
+    ``window`` is the drafter's: where it has none, it has to know the whole text. While it is ``paused`` nothing is found or kept.
     """
 
     def __init__(self, caches: Many[KVCache], num_tokens: int, window: int | None) -> None:
@@ -24,12 +24,13 @@ class Prefixes:
         self._blocks = KVBlocks(caches, self.index.num_blocks, BLOCK_TOKENS)
         self.format = BlockFormat(self._blocks.empty_block())
         self._window = window
+        self.paused = False
         self._drafter_keeps_rows = len(caches) > 1
 
     def reuse(self, sequence: Sequence) -> None:
         """Fill the slot of a sequence that begins with what is known of its prompt; the last token is always computed."""
-        if sequence.request.params.prompt_logprobs is not None:
-            return  # they are computed with the prompt, and not kept
+        if self.paused or sequence.request.params.prompt_logprobs is not None:
+            return  # log-probabilities are computed with the prompt, and not kept
         blocks = self.index.match(self._keys(sequence, sequence.tokens[:-1]))
         if sequence.speculative and self._window is None:
             blocks = list(takewhile(lambda block: block.drafted, blocks))
@@ -42,12 +43,14 @@ class Prefixes:
 
     def keep(self, sequence: Sequence) -> None:
         """Copy those blocks of a sequence's text that are not kept yet; not so for one that waits, which has none."""
-        if sequence.slot < 0:
+        if self.paused or sequence.slot < 0:
             return
         # A verification may have run past the token that ended the text.
         known = sequence.tokens[: sequence.num_computed]
         keys = self._keys(sequence, known)
-        written = self.index.insert(keys, [place * BLOCK_TOKENS >= self._drafted_from(sequence) for place in range(len(keys))])
+        first, end = self._drafted(sequence)
+        starts = (number * BLOCK_TOKENS for number in range(len(keys)))
+        written = self.index.insert(keys, [first <= start <= end - BLOCK_TOKENS for start in starts])
         if written:
             places, numbers = zip(*written, strict=True)
             self._blocks.store(sequence.slot, places, numbers)
@@ -67,11 +70,12 @@ class Prefixes:
             places, numbers = zip(*written, strict=True)
             self._blocks.write(numbers, contents.rows, [place - first for place in places])
 
-    def _drafted_from(self, sequence: Sequence) -> int:
-        """The first position whose rows are complete."""
+    def _drafted(self, sequence: Sequence) -> tuple[int, int]:
+        """From where and up to where rows are complete."""
         if not self._drafter_keeps_rows:
-            return 0
-        return window_start(sequence, self._window) if sequence.speculative else len(sequence.tokens)
+            return 0, sequence.num_computed
+        first = window_start(sequence, self._window) if sequence.speculative else sequence.num_computed
+        return first, sequence.num_computed - sequence.num_untold
 
     def _keys(self, sequence: Sequence, tokens: Many[int]) -> list[bytes]:
         extend_keys(sequence.block_keys, tokens, sequence.request.cache_salt)

@@ -102,6 +102,8 @@ class Request:
     ``output_token_ids`` were written elsewhere: they are taken as they are, behind the prompt, and count as output in all that
     looks at it (noise, penalties, grammar, limits). Whoever has ``text_length`` characters of their text is told the
     rest. Of a ``revisable`` one an output may take back what others before it have told (`Written`).
+
+    For one that is not ``adaptive`` drafts are made even where the policy finds that they do not pay.
     """
 
     request_id: str
@@ -116,6 +118,7 @@ class Request:
     output_token_ids: tuple[int, ...] = ()
     text_length: int = 0
     revisable: bool = False
+    adaptive: bool = True
 
     @property
     def given_token_ids(self) -> tuple[int, ...]:

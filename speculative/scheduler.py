@@ -55,6 +55,11 @@ class Scheduler:
         can_admit = bool(self.waiting) and len(self.running) < self.num_slots
         return can_admit or self.prefilling is not None or any(not sequence.waits for sequence in self.running)
 
+    @property
+    def active(self) -> list[Sequence]:
+        """All that have come and not ended."""
+        return [*self.running, *([] if self.prefilling is None else [self.prefilling]), *self.waiting]
+
     def batch(self) -> list[Sequence]:
         """Who goes on in this step: running sequences in neighbouring slots, from the first to the last that can.
 

@@ -17,9 +17,10 @@ class Sequence:
     """Mutable state of one request.
 
     ``tokens`` are prompt and output. The target's cache holds the first ``num_computed`` of them; once the prompt is prefilled
-    that is all but the newest. ``num_cached`` of them were there before it began, and the drafter knows those from
-    ``drafter_start`` on. ``block_keys`` name its beginnings: see ``prefix_cache``. ``offered`` is the next tree of a remote one,
-    which has been sent memory up to ``memory_end``. ``untold`` is text of the output that the request came with.
+    that is all but the newest. ``num_cached`` of them were there before it began; the drafter knows those from ``drafter_start``
+    on, but not yet the last ``num_untold`` computed ones. ``block_keys`` name its beginnings: see ``prefix_cache``. ``offered`` is
+    the next tree of a remote one, which has been sent memory up to ``memory_end``. ``untold`` is text of the output that the
+    request came with.
     """
 
     request: Request
@@ -35,6 +36,7 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     drafter_start: int = 0
+    num_untold: int = 0
     block_keys: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

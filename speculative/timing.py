@@ -12,24 +12,30 @@ PHASES: Final = ("prefill", "draft", "verify", "commit")
 class StepClock:
     """Seconds spent in each phase since the engine was made, and steps begun. One thread runs it, any may read it.
 
-    It is wall-clock time of the engine's thread: on a GPU, work that is still queued counts for the phase that waits for it.
+    ``of_step`` has those of the latest step alone. It is wall-clock time of the engine's thread: on a GPU, work that is still
+    queued counts for the phase that waits for it.
     """
 
     def __init__(self) -> None:
         self.steps = 0
+        self.of_step = dict.fromkeys(PHASES, 0.0)
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._since = 0.0
 
     def begin(self) -> None:
         """A step begins."""
         self.steps += 1
+        self.of_step = dict.fromkeys(PHASES, 0.0)
         self._since = time.perf_counter()
 
-    def end(self, phase: str) -> None:
-        """What has been done since the last call was this phase."""
+    def end(self, phase: str, *, usual: bool = True) -> float:
+        """What has been done since the last call was this phase: its seconds. If it is not ``usual``, ``of_step`` leaves it out."""
         now = time.perf_counter()
         self._seconds[phase] += now - self._since
-        self._since = now
+        if usual:
+            self.of_step[phase] += now - self._since
+        spent, self._since = now - self._since, now
+        return spent
 
     def seconds(self) -> dict[str, float]:
         """A snapshot, by phase."""

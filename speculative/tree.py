@@ -20,12 +20,14 @@ class DraftTree:
     ``tokens`` [B, N]; ``parents`` [B, N] holds rows, a parent's before its children's; ``sizes`` counts the real nodes of each
     sequence, which come first. Padding nodes have the root as parent. ``straight`` tells which sequences' drafts are chains that
     go straight to their place in the text instead of a slot's scratch rows, and may therefore be of any length; () is none.
+    ``probabilities`` [B, N] is what a drafter gives the paths to its nodes, NaN where it was not asked; None: it was not for any.
     """
 
     tokens: Tensor
     parents: Tensor
     sizes: tuple[int, ...]
     straight: tuple[bool, ...] = ()
+    probabilities: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -63,12 +65,24 @@ class DraftTree:
         for index, tree in enumerate(trees):
             if tree is not None:
                 tokens[index], parents[index], sizes[index] = list(tree[0]), list(tree[1]), len(tree[0])
-        return replace(_padded(tokens, parents, sizes, self.tokens.device), straight=self.straight)
+        padded = replace(_padded(tokens, parents, sizes, self.tokens.device), straight=self.straight)
+        if self.probabilities is None:
+            return padded
+        others = torch.tensor([tree is not None for tree in trees], device=self.tokens.device).unsqueeze(1)
+        known = F.pad(self.probabilities, (0, padded.tokens.shape[1] - self.tokens.shape[1]))
+        return replace(padded, probabilities=known.masked_fill(others, float("nan")))
 
     def only(self, rows: Sequence[int]) -> DraftTree:
         """Some sequences' trees."""
         straight = tuple(self.straight[row] for row in rows) if self.straight else ()
-        return DraftTree(self.tokens[rows], self.parents[rows], tuple(self.sizes[row] for row in rows), straight)
+        known = None if self.probabilities is None else self.probabilities[rows]
+        return DraftTree(self.tokens[rows], self.parents[rows], tuple(self.sizes[row] for row in rows), straight, known)
+
+    def cut(self, most: int) -> DraftTree:
+        """The first ``most`` nodes of each tree."""
+        known = None if self.probabilities is None else self.probabilities[:, :most]
+        sizes = tuple(min(size, most) for size in self.sizes)
+        return DraftTree(self.tokens[:, :most], self.parents[:, :most], sizes, self.straight, known)
 
     def pruned(self, keep: Callable[[int, list[int], list[int]], Sequence[int]]) -> DraftTree:
         """These trees without the rows that are not kept.
@@ -78,12 +92,20 @@ class DraftTree:
         """
         tokens: list[list[int]] = []
         parents: list[list[int]] = []
+        kept: list[Sequence[int]] = []
         for index, (some, above) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
             rows = keep(index, some[: self.sizes[index]], above[: self.sizes[index]])
             place = {0: 0} | {row: number for number, row in enumerate(rows, 1)}
             tokens.append([some[row - 1] for row in rows])
             parents.append([place[above[row - 1]] for row in rows])
-        return _padded(tokens, parents, list(map(len, tokens)), self.tokens.device)
+            kept.append(rows)
+        left = _padded(tokens, parents, list(map(len, tokens)), self.tokens.device)
+        if self.probabilities is None:
+            return left
+        known = torch.zeros_like(self.probabilities[:, : left.tokens.shape[1]])
+        for index, rows in enumerate(kept):
+            known[index, : len(rows)] = self.probabilities[index, [row - 1 for row in rows]]
+        return replace(left, probabilities=known)
 
     def straightened(self, straight: Sequence[bool]) -> DraftTree:
         """The same drafts, the chains among them that are told so going straight to their place."""

@@ -37,6 +37,7 @@ def offline(
     num_threads: options.NumThreads = None,
     compile: options.Compile = None,
     drafter: options.Drafter = None,
+    draft_policy: options.DraftPolicy = None,
     draft_depth: options.DraftDepth = None,
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,

@@ -52,7 +52,7 @@ def alone(
     from speculative import loading as engines
 
     # Texts are compared with nothing left over from other texts, and by drafters themselves.
-    config = replace(config, prefix_cache_tokens=0, draft_lookup=0)
+    config = replace(config, prefix_cache_tokens=0, draft_policy="fixed", draft_lookup=0)
     configs = {name: replace(config, drafter=each) for name, each in names.items()}
     with loading.clear_errors():
         tokenizer = loading.load_tokenizer(config.model)

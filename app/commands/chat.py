@@ -26,7 +26,12 @@ def chat(
         float | None, typer.Option(help="0: always the likeliest token. (default: the model's)", min=0, max=2)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampled answers repeatable.")] = None,
-    speculative: Annotated[bool, typer.Option(help="--no-speculative decodes plainly: same answers, slower.")] = True,
+    speculative: Annotated[
+        bool | None,
+        typer.Option(
+            help="--no-speculative decodes plainly: same answers, slower. --speculative drafts even where that is slower."
+        ),
+    ] = None,
     config: options.Config = None,
     model: options.Model = None,
     dtype: options.DType = None,
@@ -35,6 +40,7 @@ def chat(
     num_threads: options.NumThreads = None,
     compile: options.Compile = None,
     drafter: options.Drafter = None,
+    draft_policy: options.DraftPolicy = None,
     draft_depth: options.DraftDepth = None,
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,
@@ -64,6 +70,7 @@ def chat(
         "num_threads": num_threads,
         "compile": compile,
         "drafter": drafter,
+        "draft_policy": draft_policy,
         "draft_depth": draft_depth,
         "draft_breadth": draft_breadth,
         "draft_nodes": draft_nodes,

@@ -70,7 +70,7 @@ def evaluate(
     if "none" in names.values():
         options.fail("--drafter none: plain decoding is measured beside every drafter anyway", code=2)
     # Of the drafters, each gets a configuration of its own.
-    config = options.engine_config(locals() | {"drafter": None, "draft_lookup": 0, "max_num_seqs": 1})
+    config = options.engine_config(locals() | {"drafter": None, "draft_lookup": 0, "draft_policy": "fixed", "max_num_seqs": 1})
     from benchmarks import evaluation as measuring
     from benchmarks.machine import decoding_settings
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts

@@ -68,12 +68,21 @@ Drafter = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+DraftPolicy = Annotated[
+    str | None,
+    typer.Option(
+        help="adaptive: draft what makes the most tokens a second, by what steps cost on this machine (measured at the start) and "
+        "by how drafts fare, and nothing where that is faster; fixed: the same limits at every step. (default: adaptive)",
+        rich_help_panel=SPECULATION,
+    ),
+]
 DraftDepth = Annotated[int | None, typer.Option(help="Most tokens drafted ahead. (default: 8)", rich_help_panel=SPECULATION)]
 DraftBreadth = Annotated[int | None, typer.Option(help="Candidates kept at each depth. (default: 4)", rich_help_panel=SPECULATION)]
 DraftMinReach = Annotated[
     float | None,
     typer.Option(
-        help="Stop drafting where all kept candidates together are less likely than this; 0: never. (default: 0.2)",
+        help="Stop drafting where all kept candidates together are less likely than this; 0: never. (default: where a level costs "
+        "more than it brings; with --draft-policy fixed 0.2)",
         rich_help_panel=SPECULATION,
     ),
 ]

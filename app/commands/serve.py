@@ -91,6 +91,7 @@ def serve(
     num_threads: options.NumThreads = None,
     compile: options.Compile = None,
     drafter: options.Drafter = None,
+    draft_policy: options.DraftPolicy = None,
     draft_depth: options.DraftDepth = None,
     draft_breadth: options.DraftBreadth = None,
     draft_nodes: options.DraftNodes = None,

@@ -33,7 +33,7 @@ export class Turn {
   async run(body, key, signal) {
     for (const view of this.views) {
       if (signal.aborted || this.failure) view.skip();
-      else await view.run({ ...body, speculative: view.mode === "on" }, key, signal, () => this.#draw(view));
+      else await view.run(view.mode === "on" ? body : { ...body, speculative: false }, key, signal, () => this.#draw(view));
     }
     const [first, second] = this.views.map((view) => view.answer);
     if (this.failure) return "";

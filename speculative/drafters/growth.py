@@ -175,12 +175,12 @@ def seeing_themselves(frontier: Frontier, first_row: Tensor) -> Frontier:
     return frontier._replace(inherited=mask.masked_fill(columns == first_row + own, 0.0))
 
 
-def best_tree(grown: Candidates, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The best candidates as a tree: tokens and parents [B, N] as in DraftTree, best first; ``rows`` are 0, 1, … N.
+def best_tree(grown: Candidates, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The best candidates as a tree: tokens, parents and probabilities [B, N] as in DraftTree, best first; ``rows`` are 0, 1, … N.
 
     A node scores less than its parent, so the best candidates form a tree, the root is the first, and parents precede children.
     """
-    best = grown.scores.topk(rows.shape[0], dim=1).indices
+    scores, best = grown.scores.topk(rows.shape[0], dim=1)
     row_of = torch.zeros_like(grown.parents).scatter(1, best, rows.expand(best.shape))
     nodes = best[:, 1:]
-    return grown.tokens.gather(1, nodes), row_of.gather(1, grown.parents.gather(1, nodes))
+    return grown.tokens.gather(1, nodes), row_of.gather(1, grown.parents.gather(1, nodes)), scores[:, 1:].exp()

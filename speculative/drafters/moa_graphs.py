@@ -105,7 +105,7 @@ class _Block(nn.Module):
 class _Tree(nn.Module):
     """``best_tree``."""
 
-    def forward(self, grown: Tensors, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, grown: Tensors, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return best_tree(Candidates(*grown), rows)
 
 

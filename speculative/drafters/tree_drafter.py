@@ -105,10 +105,11 @@ class TreeDrafter(ABC):
         count = min(shape.nodes, grown.tokens.shape[1] - 1)
         rows = counting(count + 1, grown.tokens.device)
         if best := self.compiled.get("tree"):
-            tokens, parents = best([*grown, rows])
+            tokens, parents, probabilities = best([*grown, rows])
         else:
-            tokens, parents = best_tree(grown, rows)
-        tree = DraftTree(tokens, parents, tuple(count if sequence.drafts_here else 0 for sequence in sequences))
+            tokens, parents, probabilities = best_tree(grown, rows)
+        sizes = tuple(count if sequence.drafts_here else 0 for sequence in sequences)
+        tree = DraftTree(tokens, parents, sizes, probabilities=probabilities)
         if not shape.min_probability:
             return tree
         # The best come first, and no node is likelier than its parent: what is left is a tree again. The root is one of them.

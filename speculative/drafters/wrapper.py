@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from models.kv_cache import KVCache
 from speculative.drafters.base import Drafter, VerifiedTokens
 from speculative.policy import DraftShape
@@ -33,7 +35,10 @@ class DrafterWrapper:
         return self.other.target_scratch_rows(shape)
 
 
-def innermost(drafter: Drafter | None) -> Drafter | None:
+D = TypeVar("D", Drafter, Drafter | None)
+
+
+def innermost(drafter: D) -> D:
     """The drafter behind all wrappers."""
     while isinstance(drafter, DrafterWrapper):
         drafter = drafter.other

@@ -67,6 +67,7 @@ def test_the_engine_gets_every_one_of_its_settings() -> None:
     changed = {"model": "m", "drafter": "none", "dtype": "float32", "device": "cpu", "max_model_len": 9, "max_num_seqs": 2}
     changed |= {
         "prefill_chunk": 3,
+        "draft_policy": "fixed",
         "draft_depth": 2,
         "draft_breadth": 1,
         "draft_nodes": 2,

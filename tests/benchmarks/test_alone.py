@@ -17,7 +17,14 @@ from speculative.policy import DraftShape
 from speculative.request import SamplingParams
 
 CONFIG = EngineConfig(
-    dtype="float32", compile="off", num_threads=1, max_num_seqs=1, max_model_len=400, draft_lookup=0, prefix_cache_tokens=0
+    dtype="float32",
+    compile="off",
+    num_threads=1,
+    max_num_seqs=1,
+    max_model_len=400,
+    draft_policy="fixed",
+    draft_lookup=0,
+    prefix_cache_tokens=0,
 )
 TOOL = {
     "type": "function",

@@ -31,6 +31,7 @@ CONFIG = EngineConfig(
     max_num_seqs=1,
     num_threads=1,
     compile="off",
+    draft_policy="fixed",
     draft_lookup=0,
 )
 PROMPTS = [Prompt("a", (1, 5, 9)), Prompt("b", (7, 8)), Prompt("a", (3, 3, 3))]

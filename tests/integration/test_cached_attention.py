@@ -1,4 +1,4 @@
-"""The operator for CPUs with AMX against PyTorch's attention in float32."""
+"""The operator for CPUs that multiply bfloat16 against PyTorch's attention in float32."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def load(compile_: str, **settings: object) -> Engine:
             max_model_len=128,
             max_num_seqs=4,
             compile=compile_,  # type: ignore[arg-type]
-            **{"drafter": str(FIXTURE / "drafter"), "dtype": "float32", **settings},  # type: ignore[arg-type]
+            **{"drafter": str(FIXTURE / "drafter"), "dtype": "float32", "draft_policy": "fixed", **settings},  # type: ignore[arg-type]
         )
     )
 

@@ -23,7 +23,15 @@ def decoded(folder: Path, **options: Any) -> Beside:
     """What both drafters have proposed for eight prompts, four at a time, half of them sampled."""
     export_edge("bundled", "bundled", folder, **options)
     engine = load_engine(
-        EngineConfig(dtype="float32", compile="off", num_threads=1, max_num_seqs=4, prefix_cache_tokens=0, draft_lookup=0)
+        EngineConfig(
+            dtype="float32",
+            compile="off",
+            num_threads=1,
+            max_num_seqs=4,
+            draft_policy="fixed",
+            prefix_cache_tokens=0,
+            draft_lookup=0,
+        )
     )
     both = put_beside(engine, read_bundle(folder, dtype=torch.float32))
     assert engine.tokenizer is not None

@@ -64,7 +64,15 @@ class Edge:
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return load_engine(
-        EngineConfig(dtype="float32", compile="off", num_threads=1, max_num_seqs=4, draft_lookup=0, prefix_cache_tokens=0)
+        EngineConfig(
+            dtype="float32",
+            compile="off",
+            num_threads=1,
+            max_num_seqs=4,
+            draft_policy="fixed",
+            draft_lookup=0,
+            prefix_cache_tokens=0,
+        )
     )
 
 

@@ -1,10 +1,13 @@
-"""Products and whole decoders by tiles, on CPUs with AMX, against PyTorch's in float32."""
+"""Products and whole decoders by tiles, on CPUs that multiply bfloat16, against PyTorch's in float32."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,3 +169,13 @@ def test_what_lies_outside_is_refused(which: int, value: int, said: str) -> None
 def test_other_decoders_are_left_to_the_compiler(changes: dict[str, int]) -> None:
     assert not suits(target(config=replace(CONFIG, **changes)))  # type: ignore[arg-type]
     assert not suits(target(torch.float32))
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="needs a CPU with AMX, to do without it")
+def test_vectors_do_what_tiles_do() -> None:
+    """All of these tests and those of attention once more, as on a CPU without AMX."""
+    here = Path(__file__)
+    again = [str(here), str(here.with_name("test_cached_attention.py")), "-q", "-k", "not vectors_do", "-p", "no:cacheprovider"]
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    ended = subprocess.run([sys.executable, "-m", "pytest", *again], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout

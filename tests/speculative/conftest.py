@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,14 @@ from training.run import fresh_target
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 N0, N1 = FIXTURES / "llama-n0", FIXTURES / "llama-n1"
 
-DRAFT = {"draft_depth": 5, "draft_breadth": 4, "draft_nodes": 16, "draft_min_reach": 0.0, "draft_lookup": 0}
+DRAFT: dict[str, Any] = {
+    "draft_policy": "fixed",
+    "draft_depth": 5,
+    "draft_breadth": 4,
+    "draft_nodes": 16,
+    "draft_min_reach": 0.0,
+    "draft_lookup": 0,
+}
 """A full tree of the drafter's own at every step: a random one is never sure enough to go deep by itself."""
 
 MakeEngine = Callable[..., Engine]

@@ -26,7 +26,7 @@ from speculative.drafters.moa_edge import EdgeDrafter, ReceivedMemory
 from speculative.edge_export import export_edge
 from speculative.errors import EngineLoadError
 from speculative.loading import load_engine
-from speculative.policy import DraftShape
+from speculative.policy import DraftShape, FixedPolicy
 from speculative.request import SamplingParams
 from speculative.sampler import Sampler
 from speculative.sequence import Sequence
@@ -98,7 +98,7 @@ def test_tied_embeddings_are_stored_and_held_once(make_engine: MakeEngine, draft
     engine = load_engine(
         EngineConfig(
             str(tmp_path / "target"), str(drafters["block"]), "float32", "cpu", max_model_len=64, prefix_cache_tokens=0,
-            draft_lookup=0, draft_min_reach=0.0, compile="off",
+            draft_lookup=0, draft_policy="fixed", draft_min_reach=0.0, compile="off",
         )
     )  # fmt: skip
     both = put_beside(engine, tied)
@@ -194,8 +194,7 @@ def test_int8_bundles_are_half_as_large_and_close(
     for index, drafter in enumerate((both.whole, both.edge)):
         drafter.network.head.register_forward_hook(lambda _, __, out, index=index: logits[index].append(out))
     # Greedy, a level at a time: both are asked about the same roots.
-    shape = DraftShape(1, 1, 1)
-    engine.policy = type("Roots", (), {"shape": lambda self, batch: shape})()
+    engine.policy = FixedPolicy(DraftShape(1, 1, 1))
     run(engine, [request(str(i), prompt, max_tokens=40, temperature=0.0) for i, prompt in enumerate(PROMPTS)])
     first, second = (torch.cat(logits[index]) for index in (0, 1))
     assert (first - second).norm() < 0.05 * first.norm()

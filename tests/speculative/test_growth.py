@@ -53,8 +53,9 @@ def test_reach_is_the_probability_of_the_frontier() -> None:
 @pytest.mark.parametrize("probs", [[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]])
 def test_the_best_candidates_form_a_tree(nodes: int, probs: list[float]) -> None:
     *_, (grown, _, _) = levels(4, 3, torch.tensor([probs, probs[::-1]]).log())
-    tokens, parents = best_tree(grown, torch.arange(nodes + 1))
-    assert tokens.shape == parents.shape == (2, nodes)
+    tokens, parents, probabilities = best_tree(grown, torch.arange(nodes + 1))
+    assert tokens.shape == parents.shape == probabilities.shape == (2, nodes)
+    assert (probabilities.diff() <= 0).all()
     assert (parents >= 0).all() and (parents <= torch.arange(nodes)).all()
     for sequence in range(2):
         children = list(zip(parents[sequence].tolist(), tokens[sequence].tolist(), strict=True))
@@ -63,7 +64,8 @@ def test_the_best_candidates_form_a_tree(nodes: int, probs: list[float]) -> None
 
 def test_certain_candidates_make_a_chain() -> None:
     *_, (grown, _, _) = levels(4, 3, torch.tensor([[1.0, 0.0, 0.0]]).log())
-    tokens, parents = best_tree(grown, torch.arange(5))
+    tokens, parents, probabilities = best_tree(grown, torch.arange(5))
+    torch.testing.assert_close(probabilities, torch.ones(1, 4), atol=0.01, rtol=0)
     assert tokens.tolist() == [[0, 0, 0, 0]]
     assert parents.tolist() == [[0, 1, 2, 3]]
 

@@ -1,0 +1,90 @@
+"""What the drafter is still to be told: while nothing is drafted, it need not know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from speculative.drafters.base import VerifiedTokens
+from speculative.sequence import Sequence
+
+MOST_STEPS = 32
+"""Steps that are remembered: telling of all would take a twentieth of the time that is saved."""
+
+
+class Backlog:
+    """Prompts that were read and steps of plain decoding, in which every sequence gained one token.
+
+    Telling a drafter of many tokens at once costs it less than one by one, and nothing where their texts have ended by then. One
+    that ``can_skip`` is told of the latest only, and reads texts from there on.
+    """
+
+    def __init__(self, *, can_skip: bool) -> None:
+        self._can_skip = can_skip
+        self._prompts: list[tuple[Sequence, VerifiedTokens]] = []
+        self._steps: list[tuple[Many[Sequence], Tensor | None]] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether all must be told before more is done."""
+        return len(self._steps) >= MOST_STEPS and not self._can_skip
+
+    def add_prompt(self, sequence: Sequence, verified: VerifiedTokens) -> None:
+        """A stretch of a prompt, the latest tokens that were computed of it."""
+        sequence.num_untold += len(verified.token_ids)
+        self._prompts.append((sequence, verified))
+
+    def add_step(self, batch: Many[Sequence], tapped: Tensor | None) -> None:
+        """A step in which ``batch`` ran a token each; ``tapped`` [B, taps·E] as in VerifiedTokens."""
+        for sequence in batch:
+            sequence.num_untold += 1
+        self._steps.append((batch, tapped))
+        if len(self._steps) > MOST_STEPS:
+            self._skip()
+
+    def _skip(self) -> None:
+        """The oldest step, and prompts before it."""
+        batch, _ = self._steps.pop(0)
+        skipped = {id(sequence) for sequence in batch}
+        for sequence, verified in self._prompts:
+            sequence.num_untold -= len(verified.token_ids) if id(sequence) in skipped else 0
+        self._prompts = [(sequence, verified) for sequence, verified in self._prompts if id(sequence) not in skipped]
+        for sequence in batch:
+            sequence.num_untold -= 1
+            sequence.drafter_start = sequence.num_computed + 1 - sequence.num_untold
+
+    def take(self) -> list[VerifiedTokens]:
+        """What is to be told now of those that still run, in this order."""
+        if not self._prompts and not self._steps:
+            return []
+        prompts = [
+            replace(verified, slots=torch.full_like(verified.slots, sequence.slot))
+            for sequence, verified in self._prompts
+            if sequence.slot >= 0
+        ]
+        for sequence, verified in self._prompts:
+            sequence.num_untold -= len(verified.token_ids)
+        steps = self._merged()
+        self._prompts, self._steps = [], []
+        return [*prompts, *steps]
+
+    def _merged(self) -> list[VerifiedTokens]:
+        """All steps as one, each sequence's tokens in line."""
+        told: list[tuple[int, int, int, int]] = []
+        first = 0
+        for batch, _ in self._steps:
+            for row, sequence in enumerate(batch, first):
+                position = sequence.num_computed - sequence.num_untold
+                sequence.num_untold -= 1
+                if sequence.slot >= 0 and sequence.speculative:
+                    told.append((sequence.slot, position, sequence.tokens[position], row))
+            first += len(batch)
+        if not told:
+            return []
+        taps = [tapped for _, tapped in self._steps if tapped is not None]
+        device = taps[0].device if taps else None
+        slots, positions, token_ids, rows = torch.tensor(sorted(told), device=device).T.contiguous().unbind()
+        return [VerifiedTokens(slots, positions, token_ids, torch.cat(taps).index_select(0, rows) if taps else None)]

@@ -1,0 +1,140 @@
+"""Measuring what steps cost, by taking some on made-up texts before the first request comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from itertools import count
+
+import torch
+
+from models.kv_cache import KVCache
+from speculative.costs import MeasuredCosts, StepTimes
+from speculative.drafters.base import Drafter
+from speculative.drafters.wrapper import DrafterWrapper, innermost
+from speculative.engine import Engine
+from speculative.policy import DraftShape
+from speculative.request import Request, SamplingParams
+from speculative.sequence import Sequence
+from speculative.timing import StepClock
+from speculative.tree import DraftTree
+
+ENOUGH_SECONDS = 3.0
+"""After so long no further batch size is begun: large models are measured alone, and the rest is calculated."""
+
+_PROMPT_TOKENS = 64
+_LEVELS = 3
+_REPEATS = 5
+_NUMBERS = count()
+_RANDOM = torch.Generator().manual_seed(0)
+
+
+def measure_costs(engine: Engine) -> MeasuredCosts:
+    """Take steps of an engine that nobody uses yet, and leave it as it was; of steps of a kind the shortest counts."""
+    assert engine.drafter is not None
+    script, stand_in = _Script(engine.largest_shape), _StandIn(engine.drafter)
+    policy, drafter = engine.policy, engine.drafter
+    engine.policy, engine.drafter, engine.prefixes.paused = script, stand_in, True
+    try:
+        return _measured(engine, script, stand_in)
+    finally:
+        for sequence in engine.scheduler.active:
+            engine.abort(sequence.request.request_id)
+        engine.policy, engine.drafter, engine.prefixes.paused = policy, drafter, False
+        engine.clock = StepClock()
+
+
+def _measured(engine: Engine, script: _Script, stand_in: _StandIn) -> MeasuredCosts:
+    costs = MeasuredCosts()
+    begun = time.perf_counter()
+    shape = engine.largest_shape
+    levels = min(_LEVELS, shape.depth)
+    for size in _doubling(engine.scheduler.num_slots):
+        if costs.steps and time.perf_counter() - begun > ENOUGH_SECONDS:
+            break
+        script.levels = None
+        steps = {0: _shortest(engine, script, size).rest}
+        script.levels = 1
+        for stand_in.nodes in _doubling(shape.nodes):
+            steps[stand_in.nodes] = _shortest(engine, script, size).rest
+        stand_in.nodes = None
+        first = _shortest(engine, script, size).draft
+        script.levels = levels
+        more = _shortest(engine, script, size).draft - first
+        costs.steps[size] = steps
+        costs.drafts[size] = first, max(0.0, more) / (levels - 1) if levels > 1 else first
+    return costs
+
+
+def _doubling(most: int) -> Iterator[int]:
+    """1, 2, 4, … and ``most``."""
+    size = 1
+    while size < most:
+        yield size
+        size *= 2
+    yield most
+
+
+def _shortest(engine: Engine, script: _Script, size: int) -> StepTimes:
+    """Of some steps of the same kind, with ``size`` texts, the shortest of each part."""
+    taken: list[StepTimes] = []
+    while len(taken) <= _REPEATS:
+        _fill(engine, size)
+        script.latest = None
+        engine.step()
+        if script.latest is not None:
+            taken.append(script.latest)
+    # The first of a kind finds nothing prepared.
+    return replace(taken[0], draft=min(step.draft for step in taken[1:]), rest=min(step.rest for step in taken[1:]))
+
+
+def _fill(engine: Engine, size: int) -> None:
+    """Begin texts until so many run."""
+    length = min(_PROMPT_TOKENS, engine.info.max_model_len // 2)
+    while len(engine.scheduler.running) < size:
+        for _ in range(size - len(engine.scheduler.active)):
+            prompt = torch.randint(engine.info.vocab_size, (length,), generator=_RANDOM).tolist()
+            engine.add(Request(f"cost-{next(_NUMBERS)}", tuple(prompt), SamplingParams(temperature=0.0, ignore_eos=True)))
+        engine.step()
+
+
+class _Script:
+    """A policy that does as it is told, and keeps the times of the latest step."""
+
+    def __init__(self, largest: DraftShape) -> None:
+        self._largest = largest
+        self.levels: int | None = None
+        self.latest: StepTimes | None = None
+
+    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+        """So many levels, whatever the drafter thinks of them; None: no draft."""
+        return None if self.levels is None else replace(self._largest, depth=self.levels, min_reach=0.0)
+
+    def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
+        """All of it."""
+        return tree
+
+    def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
+        """Keep its times."""
+        self.latest = step
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing to forget."""
+
+
+class _StandIn(DrafterWrapper):
+    """Proposes ``nodes`` nodes at once that are hardly ever right; None: asks the drafter behind all that may spare it the work."""
+
+    def __init__(self, other: Drafter) -> None:
+        super().__init__(other)
+        self.nodes: int | None = None
+        self._inner = innermost(other)
+
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
+        """As in Drafter."""
+        if self.nodes is None:
+            return self._inner.propose(sequences, shape, target_cache)
+        size = len(sequences), self.nodes
+        return DraftTree(torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long), (self.nodes,) * len(sequences))

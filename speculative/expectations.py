@@ -1,0 +1,86 @@
+"""What a request's drafts are expected to gain, from how those before them fared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speculative.sequence import Sequence
+
+_WEIGHT, _KIND_WEIGHT = 0.15, 0.02
+_PRIOR = 3
+"""Steps that what is expected of a request counts for when its first draft is judged."""
+
+_FORGOTTEN = 0.03
+"""Share of what a request has shown that is forgotten with every step at which nothing is drafted for it."""
+
+_HOPED = 3.0
+"""Tokens that the first draft of all is hoped to gain."""
+
+_TRUST = 2.0
+"""Nodes' worth of belief in what other requests say of a new one's drafts."""
+
+_LEAST, _MOST = 0.25, 1.5
+
+
+@dataclass(slots=True)
+class Record:
+    """Of late, by the step: tokens ``gained``, and of the drafts whose probability is known those ``promised`` and ``kept``."""
+
+    gained: float
+    promised: float = 0.0
+    kept: float = 0.0
+    count: int = 0
+
+    def add(self, gained: float, promised: float | None, least_weight: float) -> None:
+        """One more; the first ones count for more."""
+        self.count += 1
+        weight = max(least_weight, 1 / (_PRIOR + self.count))
+        self.gained += weight * (gained - self.gained)
+        if promised is not None:
+            self.promised += weight * (promised - self.promised)
+            self.kept += weight * (gained - self.kept)
+
+    def reliability(self, otherwise: float) -> float:
+        """Tokens kept for each one promised, which is ``otherwise`` as long as little is known."""
+        return min(max((self.kept + _TRUST * otherwise) / (self.promised + _TRUST), _LEAST), _MOST)
+
+
+class Expectations:
+    """Of each request, and of all that sample alike for those that are new."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Record] = {}
+        self._kinds: dict[float, Record] = {}
+
+    def gain(self, sequence: Sequence) -> float:
+        """Draft tokens that a step is expected to have accepted."""
+        return self._record(sequence).gained
+
+    def reliability(self, sequence: Sequence) -> float:
+        """Tokens that are accepted for each one that the drafter's probabilities promise."""
+        return self._record(sequence).reliability(self._kind(sequence).reliability(1.0))
+
+    def observe(self, sequence: Sequence, gained: int, promised: float | None) -> None:
+        """A draft gained so many tokens; ``promised`` is the sum of its nodes' probabilities, None where they have none."""
+        self._record(sequence).add(gained, promised, _WEIGHT)
+        self._kind(sequence).add(gained, promised, _KIND_WEIGHT)
+
+    def pass_by(self, sequence: Sequence) -> None:
+        """A step at which nothing was drafted: what the request has shown says less of what comes, and its kind more."""
+        record = self._record(sequence)
+        record.gained += _FORGOTTEN * (self._kind(sequence).gained - record.gained)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Its request has ended."""
+        self._requests.pop(sequence.request.request_id, None)
+
+    def _record(self, sequence: Sequence) -> Record:
+        request_id = sequence.request.request_id
+        record = self._requests.get(request_id)
+        if record is None:
+            record = self._requests[request_id] = Record(self._kind(sequence).gained)
+        return record
+
+    def _kind(self, sequence: Sequence) -> Record:
+        params = sequence.request.params
+        return self._kinds.setdefault(0.0 if params.greedy else round(params.temperature, 1), Record(_HOPED))

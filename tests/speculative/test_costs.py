@@ -1,0 +1,79 @@
+"""What steps are expected to cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculative.cost_measuring import measure_costs
+from speculative.costs import MeasuredCosts, StepCosts, StepTimes
+from tests.speculative.conftest import MakeEngine, request, run
+
+MEASURED = MeasuredCosts(
+    steps={1: {0: 1.0, 1: 1.2, 4: 1.5}, 4: {0: 2.0, 1: 2.8, 4: 6.0}},
+    drafts={1: (0.3, 0.1), 4: (0.6, 0.2)},
+)
+
+
+def costs() -> StepCosts:
+    return StepCosts(MEASURED)
+
+
+def test_what_was_measured_is_expected() -> None:
+    assert costs().plain(1) == 1.0
+    assert costs().verification(4, 4) == 6.0
+    assert costs().draft(4, 1) == 0.6
+    assert costs().draft(1, 3) == pytest.approx(0.5)
+    assert costs().level(4) == pytest.approx(0.2)
+
+
+def test_between_and_beyond_lines_are_drawn() -> None:
+    assert costs().plain(2) == pytest.approx(1 + 1 / 3)
+    assert costs().plain(7) == pytest.approx(3.0)
+    assert costs().verification(1, 2) == pytest.approx(1.3)
+    assert costs().verification(1, 7) == pytest.approx(1.8)
+
+
+def test_of_one_size_alone_others_are_taken_to_be_multiples() -> None:
+    alone = StepCosts(MeasuredCosts({1: {0: 1.0, 2: 1.4}}, {1: (0.3, 0.1)}))
+    assert alone.plain(3) == pytest.approx(3.0)
+    assert alone.verification(3, 2) == pytest.approx(4.2)
+
+
+def test_steps_keep_them_current() -> None:
+    current = costs()
+    for _ in range(200):
+        current.observe(StepTimes(1, 0, False, 0.0, 3.0))
+    assert current.plain(1) == pytest.approx(3.0, rel=0.01)
+    # A slower machine verifies more slowly too; how much more shows when it does.
+    assert 1.2 < current.verification(1, 1) / 1.2 < 3.0
+    for _ in range(200):
+        current.observe(StepTimes(1, 4, True, 0.5, 4.5))
+        current.observe(StepTimes(1, 0, False, 0.0, 3.0))
+    assert current.verification(1, 4) == pytest.approx(4.5, rel=0.02)
+    assert current.plain(1) == pytest.approx(3.0, rel=0.02)
+
+
+def test_one_slow_step_is_not_believed() -> None:
+    current = costs()
+    current.observe(StepTimes(1, 0, False, 0.0, 1000.0))
+    assert current.plain(1) < 1.1
+
+
+@pytest.mark.parametrize("drafter", ["moa", "entry and block", "eagle3", "independent", "ngram"])
+def test_measuring_leaves_no_trace(drafter: str, make_engine: MakeEngine) -> None:
+    engine, untouched = (make_engine(drafter=drafter, max_num_seqs=3) for _ in range(2))
+    policy, own = engine.policy, engine.drafter
+    measured = measure_costs(engine)
+    assert sorted(measured.steps) == sorted(measured.drafts) == [1, 2, 3]
+    assert all(sorted(of_size) == [0, 1, 2, 4, 8, 16] for of_size in measured.steps.values())
+    assert all(seconds > 0 for of_size in measured.steps.values() for seconds in of_size.values())
+    assert (engine.policy, engine.drafter) == (policy, own)
+    assert not engine.has_work and engine.clock.steps == 0 and len(engine.prefixes.index) == 0
+    asked = [request(str(number), (5, 9, 23, 41, 7, 9, 23), max_tokens=30, seed=number) for number in range(5)]
+    first, second = (run(each, asked) for each in (engine, untouched))
+    tokens = [{name: [o.new_token_ids for o in outputs] for name, outputs in each.items()} for each in (first, second)]
+    assert tokens[0] == tokens[1]
+
+
+def test_short_texts_begin_anew_while_measuring(make_engine: MakeEngine) -> None:
+    assert sorted(measure_costs(make_engine(max_model_len=16, max_num_seqs=2)).steps) == [1, 2]

@@ -1,0 +1,161 @@
+"""When and how much is drafted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from speculative.costs import MeasuredCosts, StepCosts, StepTimes
+from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
+from speculative.request import Request, SamplingParams
+from speculative.sequence import Sequence
+from speculative.texts import Texts
+from speculative.tree import DraftTree
+from tests.speculative.conftest import MakeEngine, request, run, tokens
+
+LARGEST = DraftShape(8, 4, 8)
+PROMPTS = [[5, 9, 23, 41, 7, 9, 23], [11, 3, 3, 60, 2, 45], [70, 71, 72], [8] * 20]
+
+
+def sequences(count: int = 1, *, temperature: float = 0.0, first: int = 0, **settings: bool) -> list[Sequence]:
+    texts = Texts(None, 100, frozenset())
+    names = range(first, first + count)
+    params = SamplingParams(temperature=temperature, seed=1)
+    return [texts.begin(Request(str(name), (1, 2, 3), params, **settings), 100) for name in names]  # type: ignore[arg-type]
+
+
+def policy(*, row: float = 0.01, batch_row: float = 0.01, level: float = 0.05, largest: DraftShape = LARGEST) -> AdaptivePolicy:
+    """A step takes a second, or a tenth more with eight texts; further rows of each text and levels cost what is given."""
+    steps = {size: {0: base, 8: base + 8 * more} for size, base, more in ((1, 1.0, row), (8, 1.1, batch_row))}
+    return AdaptivePolicy(largest, StepCosts(MeasuredCosts(steps, {1: (0.1, level), 8: (0.1, level)})))
+
+
+def tree(probabilities: list[list[float]]) -> DraftTree:
+    known = torch.tensor(probabilities)
+    size = known.shape
+    return DraftTree(torch.zeros(size, dtype=torch.long), torch.zeros(size, dtype=torch.long), (size[1],) * size[0], (), known)
+
+
+def fare(policy: AdaptivePolicy, batch: list[Sequence], gained: int, steps: int = 40) -> None:
+    """So many steps in which drafts that promise two tokens gain ``gained``."""
+    drafted = tree([[0.5] * 4] * len(batch))
+    seconds = policy.costs.verification(len(batch), 4)
+    for _ in range(steps):
+        policy.observe(StepTimes(len(batch), 4, True, 0.2, seconds), drafted, batch, [gained] * len(batch))
+
+
+def test_without_anyone_to_draft_for_nothing_is_drafted() -> None:
+    plain = sequences(2)
+    for sequence in plain:
+        object.__setattr__(sequence.request.params, "speculative", False)
+    assert policy().shape(plain) is None
+    assert FixedPolicy(LARGEST).shape(plain) is None
+    assert FixedPolicy(LARGEST).shape([*plain, *sequences()]) == LARGEST
+
+
+def test_new_requests_are_drafted_for() -> None:
+    shape = policy().shape(sequences())
+    assert shape is not None and (shape.depth, shape.breadth, shape.nodes) == (8, 4, 8)
+
+
+def test_drafts_that_fail_are_given_up_and_tried_again_now_and_then() -> None:
+    made, batch = policy(), sequences()
+    fare(made, batch, 0, steps=400)
+    tried = [made.shape(batch) is not None for _ in range(1000)]
+    # A draft that fails costs 0.2 + 0.04 s more than a plain step, which takes one, and may cost half a hundredth of the time.
+    assert 15 <= sum(tried) <= 25
+    assert sum(tried[:20]) == 0
+    fare(made, batch, 3)
+    assert made.shape(batch) is not None and made.shape(batch) is not None
+
+
+def test_a_request_may_insist() -> None:
+    made, (insisting,) = policy(), sequences(adaptive=False)
+    fare(made, [insisting], 0)
+    assert all(made.shape([insisting]) for _ in range(10))
+
+
+def test_what_one_kind_of_request_has_shown_is_expected_of_the_next() -> None:
+    made = policy()
+    fare(made, sequences(temperature=1.5), 0)
+    assert made.shape(sequences(temperature=1.5, first=1)) is None
+    assert made.shape(sequences(temperature=0.0, first=2)) is not None
+
+
+def test_the_dearer_a_level_the_likelier_it_must_be() -> None:
+    reaches = [policy(level=level).shape(sequences()).min_reach for level in (0.01, 0.05, 0.2)]  # type: ignore[union-attr]
+    assert reaches == sorted(reaches) and reaches[0] < reaches[-1]
+    # A rate of one token and the three that are hoped for, in some 1.24 seconds.
+    assert reaches[1] == pytest.approx(0.05 * 4 / 1.24, rel=0.1)
+    floor = policy(largest=DraftShape(8, 4, 8, min_reach=0.5)).shape(sequences())
+    assert floor is not None and floor.min_reach == 0.5
+
+
+def test_rows_that_cost_nothing_are_all_verified() -> None:
+    drafted = tree([[0.5, 0.3, 0.1, 0.05, 0.02, 0.01, 0.01, 0.01]])
+    assert policy(row=0.0).cut(drafted, sequences()) is drafted
+
+
+def test_nodes_that_cost_more_than_they_bring_are_not_verified() -> None:
+    drafted = tree([[0.9, 0.6, 0.3, 0.05, 0.02, 0.01, 0.01, 0.01]])
+    few = policy(row=0.15).cut(drafted, sequences())
+    assert few.num_rows - 1 == 3 and few.sizes == (3,) and few.tokens.shape == few.parents.shape == (1, 3)
+    assert policy(row=1.0).cut(drafted, sequences()).num_rows - 1 < 3
+    assert policy(row=5.0).cut(drafted, sequences()).num_rows == 1
+
+
+def test_a_busy_batch_verifies_less() -> None:
+    drafted = [0.9, 0.6, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1]
+    alone = policy(row=0.05, batch_row=0.3).cut(tree([drafted]), sequences())
+    together = policy(row=0.05, batch_row=0.3).cut(tree([drafted] * 8), sequences(8))
+    assert together.num_rows < alone.num_rows
+
+
+def test_drafts_that_break_their_promise_are_cut_shorter() -> None:
+    drafted = tree([[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]])
+    trusted, broken = (policy(row=0.35) for _ in range(2))
+    batch = sequences()
+    fare(trusted, batch, 2)
+    fare(broken, batch, 0)
+    assert broken.cut(drafted, batch).num_rows < trusted.cut(drafted, batch).num_rows
+
+
+def test_what_comes_without_probabilities_stays() -> None:
+    made, batch = policy(row=5.0), sequences(2)
+    chains = DraftTree.from_chains([[1, 2, 3], [4]])
+    assert made.cut(chains, batch) is chains
+    straight = tree([[0.1] * 4] * 2).straightened([True, False])
+    assert made.cut(straight, batch) is straight
+    # A chain in a batch of trees counts as certain.
+    mixed = tree([[0.01] * 2] * 2).with_chains([[7, 8, 9], []])
+    assert policy(batch_row=0.01).cut(mixed, batch).sizes == (3, 2)
+
+
+SETTINGS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 1.5, "seed": 4, "top_k": 30},
+]
+
+
+@pytest.mark.parametrize("drafter", ["moa", "entry and block", "eagle2", "eagle3", "independent", "ngram"])
+@pytest.mark.parametrize("worth", [1e9, 0.0, None])
+def test_texts_are_the_same_whatever_the_policy_does(drafter: str, worth: float | None, make_engine: MakeEngine) -> None:
+    """With drafts that always pay, that never do but for being tried, and by the measured costs."""
+    adaptive = make_engine(drafter=drafter, draft_policy="adaptive", draft_lookup=4)
+    assert isinstance(adaptive.policy, AdaptivePolicy)
+    if worth is not None:
+        steps = {1: {0: 1.0 + worth, 16: 1.0 + 2 * worth}}
+        drafts = {1: (1e-3, 1e-3)} if worth else {1: (3.0, 3.0)}
+        adaptive.policy = AdaptivePolicy(adaptive.largest_shape, StepCosts(MeasuredCosts(steps, drafts)))
+    fixed = make_engine(drafter=drafter)
+    asked = [
+        request(f"{number}", prompt, max_tokens=60, **params)
+        for number, (prompt, params) in enumerate((prompt, params) for params in SETTINGS for prompt in PROMPTS)
+    ]
+    assert tokens(run(adaptive, asked)) == tokens(run(fixed, asked))
+    # And what was kept of them serves those that begin alike.
+    again = [
+        request(f"again {number}", each.prompt_token_ids, max_tokens=40, temperature=0.0) for number, each in enumerate(asked[:4])
+    ]
+    assert tokens(run(adaptive, again)) == tokens(run(fixed, again))
