@@ -105,7 +105,11 @@ def test_other_drafters_learn_too_and_are_served(
     assert checks[1]["loss"] < checks[0]["loss"]
     assert checks[1]["accuracy"][0] > 0.3
     assert deepest - 5 <= len(checks[1]["accuracy"]) <= deepest
-    engine = load_engine(EngineConfig(model=config.target, drafter=str(config.out), dtype="float32", compile="off", max_num_seqs=1))
+    engine = load_engine(
+        EngineConfig(
+            model=config.target, drafter=str(config.out), dtype="float32", compile="off", draft_policy="fixed", max_num_seqs=1
+        )
+    )
     assert engine.drafter is not None and engine.info.drafter in method
     engine.add(Request("r", tuple(range(20, 40)), SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)))
     stats = [output.stats for _ in range(60) for output in engine.step()][-1]
