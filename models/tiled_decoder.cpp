@@ -4,110 +4,19 @@
 // The stream of residuals stays in float32; what enters products, keys and values are bfloat16. Every row is computed in the same
 // way whatever rows are computed with it.
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
 
-#include <cmath>
-
 #include "cached_attention.h"
-#include "tiled_product.h"
+#include "tiled_layers.h"
 
 namespace {
 
 #ifdef MOASERVE_AMX
 
 using at::BFloat16;
-using tiles::kPanel;
-using tiles::kTile;
-
-constexpr int64_t kRowsPerThread = 64;  // of work that takes a microsecond a row
-
-AMX inline __mmask16 first(int64_t count) {
-  return count >= kTile ? static_cast<__mmask16>(0xFFFF) : static_cast<__mmask16>((1 << count) - 1);
-}
-
-AMX inline __m512 widen(__mmask16 within, const BFloat16* from) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(within, from)), 16));
-}
-
-AMX inline void narrow(__mmask16 within, BFloat16* to, __m512 values) {
-  _mm256_mask_storeu_epi16(to, within, (__m256i)_mm512_cvtneps_pbh(values));
-}
-
-// x / rms(x) * weight of a row.
-AMX void norm(const float* x, const BFloat16* weight, double eps, int64_t size, BFloat16* out) {
-  __m512 squares = _mm512_setzero_ps();
-  for (int64_t i = 0; i < size; i += kTile) {
-    const __m512 values = _mm512_loadu_ps(x + i);
-    squares = _mm512_fmadd_ps(values, values, squares);
-  }
-  const auto mean = static_cast<double>(_mm512_reduce_add_ps(squares)) / static_cast<double>(size);
-  const __m512 scale = _mm512_set1_ps(static_cast<float>(1.0 / std::sqrt(mean + eps)));
-  for (int64_t i = 0; i < size; i += kTile) {
-    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + i), scale);
-    narrow(first(size - i), out + i, _mm512_mul_ps(scaled, widen(first(size - i), weight + i)));
-  }
-}
-
-// Halves (a, b) of a head become (a cos - b sin, b cos + a sin).
-AMX void rotate(const BFloat16* head, const BFloat16* cos, const BFloat16* sin, int64_t half, BFloat16* out) {
-  for (int64_t i = 0; i < half; i += kTile) {
-    const __mmask16 within = first(half - i);
-    const __m512 a = widen(within, head + i), b = widen(within, head + half + i);
-    const __m512 c = widen(within, cos + i), s = widen(within, sin + i);
-    narrow(within, out + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
-    narrow(within, out + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
-  }
-}
-
-AMX void embed(const BFloat16* embedding, int64_t size, float* out) {
-  for (int64_t i = 0; i < size; i += kTile) _mm512_storeu_ps(out + i, widen(first(size - i), embedding + i));
-}
-
-// Adds sums to rows of the stream of residuals.
-struct AddToStream {
-  float* x;
-  int64_t width;
-
-  AMX inline void operator()(int64_t panel, int64_t row, const float* sums) const {
-    float* to = x + row * width + panel * kPanel;
-    _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_load_ps(sums)));
-    _mm512_storeu_ps(to + kTile, _mm512_add_ps(_mm512_loadu_ps(to + kTile), _mm512_load_ps(sums + kTile)));
-  }
-};
-
-// silu(gate) * up, of panels whose first tile are gates and whose second what they let through.
-struct Gate {
-  BFloat16* out;
-  int64_t width;
-
-  AMX inline void operator()(int64_t panel, int64_t row, const float* sums) const {
-    const __m512 gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + kTile), one = _mm512_set1_ps(1.0f);
-    const __m512 negative = tiles::power_of_two(_mm512_mul_ps(gate, _mm512_set1_ps(-1.4426950408889634f)));
-    const __m512 silu = _mm512_div_ps(gate, _mm512_add_ps(one, negative));
-    narrow(first(kTile), out + row * width + panel * kTile, _mm512_mul_ps(silu, up));
-  }
-};
-
-struct Layer {
-  at::Tensor input_norm, qkv, output, mlp_norm, gate_up, down;
-};
-
-template <class Work>
-void for_rows(int64_t rows, const Work& work) {
-  at::parallel_for(0, rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) work(row);
-  });
-}
-
-const BFloat16* numbers(const at::Tensor& tensor) {
-  return tensor.const_data_ptr<BFloat16>();
-}
-
-tiles::Rows rows_of(const at::Tensor& x) {
-  return {static_cast<const char*>(x.const_data_ptr()), x.size(1) * 2, x.size(0)};
-}
+using tiles::Layer;
+using tiles::numbers;
 
 struct Decoder : torch::CustomClassHolder {
   // `tensors`: embedding, cosines and sines [positions, d/2], final norm, and six of each layer; products' weights are tiled, gates
@@ -133,38 +42,31 @@ struct Decoder : torch::CustomClassHolder {
     const at::Tensor& mask = inputs[3];
     const int64_t rows = inputs[0].numel(), size = embedding_.size(1), half = head_dim_ / 2, kv_size = 2 * kv_heads_ * head_dim_;
     check(inputs, rows, kv_size);
-    const int64_t q_size = layers_[0].output.size(1) * tiles::kPairs, hidden = layers_[0].down.size(1) * tiles::kPairs;
+    const int64_t q_size = layers_[0].output.size(1) * tiles::kPairs;
     const auto options = embedding_.options();
     const at::Tensor x = at::empty({rows, size}, options.dtype(at::kFloat)), queries = at::empty({rows, q_size}, options);
-    const at::Tensor normed = at::empty({rows, size}, options), qkv = at::empty({rows, q_size + kv_size}, options);
-    const at::Tensor gated = at::empty({rows, hidden}, options), out = at::empty({rows, size}, options);
+    const at::Tensor qkv = at::empty({rows, q_size + kv_size}, options), out = at::empty({rows, size}, options);
+    const tiles::Room room(layers_[0], rows);
     auto* stream = x.data_ptr<float>();
-    auto *into = normed.data_ptr<BFloat16>(), *projected = qkv.data_ptr<BFloat16>(), *asked = queries.data_ptr<BFloat16>();
-    const auto normalize = [&](const at::Tensor& weight, BFloat16* to) {
-      for_rows(rows, [&](int64_t row) { norm(stream + row * size, numbers(weight), eps_, size, to + row * size); });
-    };
-    for_rows(rows, [&](int64_t row) { embed(numbers(embedding_) + ids[row] * size, size, stream + row * size); });
+    auto *projected = qkv.data_ptr<BFloat16>(), *asked = queries.data_ptr<BFloat16>();
+    tiles::for_rows(rows, [&](int64_t row) { tiles::embed(numbers(embedding_) + ids[row] * size, size, stream + row * size); });
     for (size_t index = 0; index < layers_.size(); ++index) {
       const Layer& layer = layers_[index];
       const at::Tensor& cache = inputs[4 + index];
       auto* kept = cache.data_ptr<BFloat16>();
-      normalize(layer.input_norm, into);
-      tiles::product(rows_of(normed), tiles::Panels(layer.qkv), tiles::ToRows{projected, q_size + kv_size});
-      for_rows(rows, [&](int64_t row) {
+      tiles::normalize(stream, layer.input_norm, eps_, room.normed);
+      tiles::product(tiles::rows_of(room.normed), tiles::Panels(layer.qkv), tiles::ToRows{projected, q_size + kv_size});
+      tiles::for_rows(rows, [&](int64_t row) {
         const BFloat16 *cos = numbers(cos_) + positions[row] * half, *sin = numbers(sin_) + positions[row] * half;
         const BFloat16* from = projected + row * (q_size + kv_size);
         BFloat16 *to = asked + row * q_size, *keys = kept + write[row] * kv_size;
-        for (int64_t i = 0; i < q_size; i += head_dim_) rotate(from + i, cos, sin, half, to + i);
-        for (int64_t i = 0; i < kv_size / 2; i += head_dim_) rotate(from + q_size + i, cos, sin, half, keys + i);
+        for (int64_t i = 0; i < q_size; i += head_dim_) tiles::rotate(from + i, cos, sin, half, to + i);
+        for (int64_t i = 0; i < kv_size / 2; i += head_dim_) tiles::rotate(from + q_size + i, cos, sin, half, keys + i);
         std::copy_n(from + q_size + kv_size / 2, kv_size / 2, keys + kv_size / 2);
       });
-      const at::Tensor attended = cached_attention(queries, cache, mask, kv_heads_);
-      tiles::product(rows_of(attended), tiles::Panels(layer.output), AddToStream{stream, size});
-      normalize(layer.mlp_norm, into);
-      tiles::product(rows_of(normed), tiles::Panels(layer.gate_up), Gate{gated.data_ptr<BFloat16>(), hidden});
-      tiles::product(rows_of(gated), tiles::Panels(layer.down), AddToStream{stream, size});
+      tiles::finish(layer, cached_attention(queries, cache, mask, kv_heads_), eps_, stream, room);
     }
-    normalize(norm_, out.data_ptr<BFloat16>());
+    tiles::normalize(stream, norm_, eps_, out);
     return {out};
   }
 

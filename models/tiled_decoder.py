@@ -1,4 +1,4 @@
-"""The target's layers by one operator where the CPU multiplies tiles; see ``tiled_decoder.cpp``."""
+"""The target's layers, and its head, by one operator each where the CPU multiplies bfloat16; see the ``.cpp`` of these names."""
 
 from __future__ import annotations
 
@@ -31,20 +31,38 @@ def tiled_decoder(target: Llama) -> CompiledGraph:
     tensors = [target.embedding.weight.detach(), cos[:, 0, 0], sin[:, 0, 1], target.norm.weight.detach()]
     for layer in target.layers:
         assert isinstance(layer, DecoderLayer)
-        tensors += [
-            layer.input_norm.weight.detach(),
-            tiled_linear.tiled(layer.qkv.weight.detach()),
-            tiled_linear.tiled(layer.output.weight.detach()),
-            layer.mlp_norm.weight.detach(),
-            tiled_linear.tiled(_in_turns(layer.mlp.gate_up.weight.detach())),
-            tiled_linear.tiled(layer.mlp.down.weight.detach()),
-        ]
+        tensors += layer_tensors(layer)
     dense = [tensor.to(target.dtype).contiguous() for tensor in tensors]
     decoder = torch.classes.moaserve.Decoder(dense, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
     return of_dense(decoder.run)
 
 
-def _in_turns(gate_up: Tensor) -> Tensor:
+def suits_head(target: Llama) -> bool:
+    """Whether the operator does what ``target``'s LM head does."""
+    return target.lm_head.bias is None and tiled_linear.suits(target.lm_head.weight)
+
+
+def tiled_head(target: Llama) -> CompiledGraph:
+    """Hidden states [n, E] -> logits [n, V] in float32, and each row's best token [n]; with a copy of the weight.
+
+    Rounded to bfloat16, one row of logits in twenty or so would have two that are largest.
+    """
+    return of_dense(torch.classes.moaserve.Head(tiled_linear.tiled(target.lm_head.weight.detach())).run)
+
+
+def layer_tensors(layer: DecoderLayer) -> list[Tensor]:
+    """What the operators read of a layer."""
+    return [
+        layer.input_norm.weight.detach(),
+        tiled_linear.tiled(layer.qkv.weight.detach()),
+        tiled_linear.tiled(layer.output.weight.detach()),
+        layer.mlp_norm.weight.detach(),
+        tiled_linear.tiled(in_turns(layer.mlp.gate_up.weight.detach())),
+        tiled_linear.tiled(layer.mlp.down.weight.detach()),
+    ]
+
+
+def in_turns(gate_up: Tensor) -> Tensor:
     """Gates [I, E] above what they let through [I, E] -> 16 of these, 16 of those, and so on."""
     gates, ups = gate_up.chunk(2)
     return torch.stack((gates.unflatten(0, (-1, 16)), ups.unflatten(0, (-1, 16))), dim=1).flatten(0, 2)

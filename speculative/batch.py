@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import AttentionPlan, additive
+from models.graph_runner import of_dense
 from models.kv_cache import KVCache
 from models.llama import CompiledGraph
 from models.plans import counting, decode_plan, span_of
@@ -85,3 +86,13 @@ class TreeLayout(nn.Module):
         scratch_rows = F.pad(seen, (0, self.scratch - rows)).repeat_interleave(self.groups, dim=1)
         text = (columns < offsets.view(-1, 1, 1)).expand(-1, rows * self.groups, -1)
         return positions, write, additive(torch.cat((scratch_rows, text), dim=-1).unsqueeze(1), self.dtype)
+
+
+def layout_suits(cache: KVCache) -> bool:
+    """Whether ``layout_operator`` does what TreeLayout does for ``cache``."""
+    return cache.data.dtype == torch.bfloat16 and cache.data.device.type == "cpu"
+
+
+def layout_operator(cache: KVCache, groups: int) -> CompiledGraph:
+    """Stands in for TreeLayout, without going through tensors of what each row sees: see ``models/tree_layout.cpp``."""
+    return of_dense(torch.classes.moaserve.TreeLayout(cache.scratch, cache.rows_per_slot, groups).run)

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from models.compiled import DYNAMIC, Graph, decoder_graph
 from models.graph_runner import load_graph, load_long_graph, load_runner
+from models.kv_cache import KVCache
 from models.llama import Llama
-from models.tiled_decoder import suits, tiled_decoder
-from speculative.batch import TreeLayout
+from models.tiled_decoder import suits, suits_head, tiled_decoder, tiled_head
+from speculative.batch import TreeLayout, layout_operator, layout_suits
 from speculative.config import EngineConfig
 from speculative.drafters.moa import MoADrafter
-from speculative.drafters.moa_graphs import drafter_graphs
+from speculative.drafters.moa_graphs import drafter_graphs, use_compiled
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.packages import Recipe, packages
@@ -44,10 +45,13 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     target = engine.target
     target.compiled = load_long_graph(paths.pop("decoder")) if "decoder" in paths else tiled_decoder(target)
     loaded = {name: load_graph(package) for name, package in paths.items()}
-    engine.compiled = {name: loaded.pop(name) for name in ("head", "layout")}
+    engine.compiled = {
+        "head": loaded.pop("head") if "head" in loaded else tiled_head(target),
+        "layout": loaded.pop("layout") if "layout" in loaded else layout_operator(engine.cache, target.config.groups),
+    }
     drafter = innermost(engine.drafter)
-    if isinstance(drafter, MoADrafter):
-        drafter.compiled = loaded
+    if isinstance(drafter, MoADrafter) and not drafter.borrowed:
+        use_compiled(drafter, loaded)
 
 
 def engine_graphs(**config: Any) -> list[Graph]:
@@ -59,16 +63,23 @@ def engine_graphs(**config: Any) -> list[Graph]:
 
 def _graphs(engine: Engine) -> list[Graph]:
     target = engine.target
-    hidden = torch.zeros(3, target.config.hidden_size, dtype=target.dtype)
-    layout = TreeLayout(engine.cache, target.config.groups)
-    parents, sizes = torch.tensor([[0, 1, 1], [0, 0, 1]]), ({0: DYNAMIC, 1: DYNAMIC}, {0: DYNAMIC}, {0: DYNAMIC})
-    graphs = [
-        Graph("head", _Head(target), (hidden,), ({0: DYNAMIC},)),
-        Graph("layout", layout, (parents, torch.tensor([7, 9]), torch.arange(64)), sizes, layout.settings),
-    ]
+    graphs = [] if suits_head(target) else [_head_graph(target)]
+    if not layout_suits(engine.cache):
+        graphs.append(_layout_graph(engine.cache, target.config.groups))
     if not suits(target):
         graphs.append(decoder_graph(target))
     drafter = innermost(engine.drafter)
     if isinstance(drafter, MoADrafter) and not drafter.borrowed:
         graphs += drafter_graphs(drafter, engine.cache)
     return graphs
+
+
+def _head_graph(target: Llama) -> Graph:
+    hidden = torch.zeros(3, target.config.hidden_size, dtype=target.dtype)
+    return Graph("head", _Head(target), (hidden,), ({0: DYNAMIC},))
+
+
+def _layout_graph(cache: KVCache, groups: int) -> Graph:
+    layout, parents = TreeLayout(cache, groups), torch.tensor([[0, 1, 1], [0, 0, 1]])
+    sizes = ({0: DYNAMIC, 1: DYNAMIC}, {0: DYNAMIC}, {0: DYNAMIC})
+    return Graph("layout", layout, (parents, torch.tensor([7, 9]), torch.arange(64)), sizes, layout.settings)

@@ -71,7 +71,7 @@ def _load(config: EngineConfig) -> Engine:
     else:
         optimize_for_inference(engine.target)
     drafter = innermost(engine.drafter)
-    if isinstance(drafter, TreeDrafter) and not drafter.compiled:
+    if isinstance(drafter, TreeDrafter) and not drafter.runs_compiled:
         drafter.pack()
     if config.draft_policy == "adaptive" and engine.drafter is not None and engine.info.max_model_len >= MEASURABLE:
         engine.policy = AdaptivePolicy(engine.largest_shape, StepCosts(measure_costs(engine)))

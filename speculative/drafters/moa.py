@@ -13,6 +13,7 @@ from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.growth import Level
 from speculative.drafters.moa_network import MoANetwork
 from speculative.drafters.moa_trees import MoATreeDrafter
+from speculative.drafters.tiled_memory import Remember
 from speculative.drafters.tree_drafter import frontier_plan
 from speculative.policy import DraftShape
 
@@ -21,7 +22,8 @@ class MoADrafter(MoATreeDrafter):
     """Drafts with a target in the same process.
 
     ``moa`` is made ready for serving and is of no use for training afterwards. Of prompts SA and CA read the last ``window`` tokens
-    (None: all): memory costs a prompt four tenths of its prefill, and what is far back tells a drafter little.
+    (None: all): memory costs a prompt four tenths of its prefill, and what is far back tells a drafter little. ``remember``, where
+    there is one, stands in for the network's.
     """
 
     network: MoANetwork
@@ -45,6 +47,7 @@ class MoADrafter(MoATreeDrafter):
             size = config.target.hidden_size // 2
             memories = KVCache(1, num_slots, 0, length, 1, size, dtype=network.dtype, device=target.device)
         moa.layer_rotary.reserve(config.target.num_layers, moa.to_memory.weight)
+        self.remember: Remember | None = None
         super().__init__(network, num_slots, length, shape, window, memories)
 
     def pack(self) -> None:
@@ -60,6 +63,12 @@ class MoADrafter(MoATreeDrafter):
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""
         token_ids, slots, positions, hidden = verified.token_ids, verified.slots, verified.positions, verified.tapped
+        if self.remember is not None:
+            tokens, tapped = torch.stack((token_ids, slots, positions)), [] if hidden is None else [hidden.contiguous()]
+            scratches = [target_cache.scratch, *(each.scratch for each in self.caches)]
+            own = [each.window(0, each.num_slots)[0] for each in self.caches]
+            self.remember(tokens, tapped, target_cache.window(0, target_cache.num_slots), own, scratches)
+            return
         if remember := self.compiled.get("remember"):
             windows = (layer for kv in (target_cache, *self.caches) for layer in kv.window(0, kv.num_slots))
             remember([token_ids, slots, positions, *(() if hidden is None else (hidden,)), *windows])

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from models.compiled import DYNAMIC, Graph
 from models.kv_cache import KVCache, KVWindow
+from models.llama import CompiledGraph
+from speculative.drafters import tiled_block, tiled_memory
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_network import DraftCaches, DraftNetwork, MoANetwork
@@ -132,13 +134,25 @@ class _Remember(nn.Module):
         return positions  # a graph must return something
 
 
+def use_compiled(drafter: MoATreeDrafter, graphs: dict[str, CompiledGraph]) -> None:
+    """Let a drafter run on its graphs, and on operators where they do without."""
+    drafter.compiled, length = graphs, drafter.caches[0].length
+    if tiled_block.suits(drafter.network, drafter.breadth):
+        drafter.trees = tiled_block.tiled_drafting(drafter.network, length)
+    if isinstance(drafter, MoADrafter) and tiled_memory.suits(drafter.network):
+        drafter.remember = tiled_memory.tiled_memory(drafter.network, length)
+
+
 def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
     """All graphs of a drafter without borrowed layers, under the names by which ``TreeDrafter.compiled`` knows them."""
-    return [*drafting_graphs(drafter), _remember_graph(drafter, target_cache)]
+    remembering = [] if tiled_memory.suits(drafter.network) else [_remember_graph(drafter, target_cache)]
+    return [*drafting_graphs(drafter), *remembering]
 
 
 def drafting_graphs(drafter: MoATreeDrafter) -> list[Graph]:
     """Those that draft from memory that is there."""
+    if tiled_block.suits(drafter.network, drafter.breadth):
+        return []
     network, caches = drafter.network, [_Slots.of(cache) for cache in drafter.caches]
     batch, width, candidates, span, dtype = 2, 3, 7, 80, network.dtype
     integers = torch.zeros(batch, width, dtype=torch.long)

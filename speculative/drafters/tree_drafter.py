@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from functools import cache
-from math import log
 
 import torch
 from torch import Tensor
@@ -36,6 +35,11 @@ class TreeDrafter(ABC):
         self.device = device
         self.caches: Many[KVCache] = caches
         self.compiled: dict[str, CompiledGraph] = {}
+
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether something stands in for its network."""
+        return bool(self.compiled)
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do: what the slot holds will be written anew before it is read."""
@@ -81,7 +85,7 @@ class TreeDrafter(ABC):
             known, grown, frontier, reach = self.grow(level, known, shape.breadth, target_cache)
             if float(reach) < shape.min_reach:
                 break
-        return self._tree(grown, sequences, shape)
+        return tree_of(self._best(grown, shape.nodes), sequences, shape)
 
     def text(self, sequences: Many[Sequence]) -> Text:
         """What is known of sequences in consecutive slots from 0."""
@@ -101,20 +105,22 @@ class TreeDrafter(ABC):
         scores, numbers = _blank(len(sequences), self.device)
         return Frontier(tokens, scores, numbers, self.inherited(text.lengths))
 
-    def _tree(self, grown: Candidates, sequences: list[Sequence], shape: DraftShape) -> DraftTree:
-        count = min(shape.nodes, grown.tokens.shape[1] - 1)
-        rows = counting(count + 1, grown.tokens.device)
-        if best := self.compiled.get("tree"):
-            tokens, parents, probabilities = best([*grown, rows])
-        else:
-            tokens, parents, probabilities = best_tree(grown, rows)
-        sizes = tuple(count if sequence.drafts_here else 0 for sequence in sequences)
-        tree = DraftTree(tokens, parents, sizes, probabilities=probabilities)
-        if not shape.min_probability:
-            return tree
-        # The best come first, and no node is likelier than its parent: what is left is a tree again. The root is one of them.
-        likely = (grown.scores >= log(shape.min_probability)).sum(dim=1).tolist()
-        return tree.pruned(lambda index, tokens, parents: range(1, 1 + min(len(tokens), likely[index] - 1)))
+    def _best(self, grown: Candidates, nodes: int) -> list[Tensor]:
+        rows = counting(min(nodes, grown.tokens.shape[1] - 1) + 1, grown.tokens.device)
+        best = self.compiled.get("tree")
+        return best([*grown, rows]) if best else list(best_tree(grown, rows))
+
+
+def tree_of(best: Many[Tensor], sequences: Many[Sequence], shape: DraftShape) -> DraftTree:
+    """The best nodes' tokens, parents and probabilities [B, N], best first, as the sequences' trees."""
+    tokens, parents, probabilities = best
+    sizes = tuple(tokens.shape[1] if sequence.drafts_here else 0 for sequence in sequences)
+    tree = DraftTree(tokens, parents, sizes, probabilities=probabilities)
+    if not shape.min_probability:
+        return tree
+    # No node is likelier than its parent: what is left is a tree again.
+    likely = (probabilities >= shape.min_probability).sum(dim=1).tolist()
+    return tree.pruned(lambda index, tokens, parents: range(1, 1 + min(len(tokens), likely[index])))
 
 
 def frontier_plan(cache: KVCache, groups: int, level: Level, seen: Tensor) -> AttentionPlan:

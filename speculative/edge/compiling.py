@@ -11,9 +11,8 @@ import torch
 from models.compiled import Graph
 from models.edge_bundle import EdgeBundle, read_bundle
 from models.graph_runner import load_graph, load_runner
-from models.llama import CompiledGraph
 from speculative.drafters.moa_edge import EdgeDrafter
-from speculative.drafters.moa_graphs import drafting_graphs
+from speculative.drafters.moa_graphs import drafting_graphs, use_compiled
 from speculative.packages import Recipe, packages
 from speculative.policy import DraftShape
 
@@ -23,16 +22,16 @@ def new_drafter(bundle: EdgeBundle, largest: DraftShape) -> EdgeDrafter:
     return EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, largest)
 
 
-def compiled_graphs(drafter: EdgeDrafter, folder: Path, largest: DraftShape) -> dict[str, CompiledGraph]:
-    """The graphs of a new drafter of the bundle in ``folder``, by name; raises EngineLoadError when compilation fails."""
+def compile_drafter(drafter: EdgeDrafter, folder: Path, largest: DraftShape) -> None:
+    """Let a new drafter of the bundle in ``folder`` run on compiled graphs; raises EngineLoadError when compilation fails."""
     dtype, threads = str(drafter.network.dtype).removeprefix("torch."), torch.get_num_threads()
     arguments = {"folder": str(folder), "dtype": dtype, "largest": asdict(largest), "num_threads": threads}
     paths, runner = packages(drafting_graphs(drafter), Recipe(__name__, edge_graphs.__name__, arguments))
     load_runner(runner)
-    return {name: load_graph(package) for name, package in paths.items()}
+    use_compiled(drafter, {name: load_graph(package) for name, package in paths.items()})
 
 
 def edge_graphs(folder: str, dtype: str, largest: dict[str, Any], num_threads: int) -> list[Graph]:
-    """As ``compiled_graphs`` was told of them."""
+    """As ``compile_drafter`` was told of them."""
     torch.set_num_threads(num_threads)
     return drafting_graphs(new_drafter(read_bundle(Path(folder), dtype=getattr(torch, dtype)), DraftShape(**largest)))

@@ -15,7 +15,7 @@ from models.kv_cache import KVCache
 from speculative.config import MemoryFormat, ModelInfo
 from speculative.drafters.base import Drafter
 from speculative.drafters.moa_edge import EdgeDrafter, EdgeNetwork
-from speculative.edge.compiling import compiled_graphs, new_drafter
+from speculative.edge.compiling import compile_drafter, new_drafter
 from speculative.edge.config import EdgeConfig
 from speculative.edge.text import EdgeText, TextDrafter
 from speculative.errors import EngineLoadError
@@ -60,10 +60,10 @@ class EdgeModel:
         self.texts = Texts(bundle.tokenizer, self.info.vocab_size, self.eos_token_ids)
         first = new_drafter(bundle, largest)
         if folder is not None:
-            first.compiled = compiled_graphs(first, folder, largest)
+            compile_drafter(first, folder, largest)
         first.pack()
         assert isinstance(first.network, EdgeNetwork)
-        self._network, self._compiled = first.network, first.compiled
+        self._first, self._network = first, first.network
         self._free: list[TextDrafter] = [first]
         self._drafters = DrafterOfEach()
         self._drafter: Drafter = with_text(self._drafters, lookup)
@@ -123,7 +123,7 @@ class EdgeModel:
     def _another(self) -> TextDrafter:
         bundle = self.bundle
         another = EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, self.largest, network=self._network)
-        another.compiled = self._compiled
+        another.compiled, another.trees = self._first.compiled, self._first.trees
         return another
 
 

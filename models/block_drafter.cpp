@@ -1,0 +1,326 @@
+// A block drafter's trees in one call: SA and CA over the roots and their stand-ins, then level by level the recurrent head, the
+// LM head and the choice of nodes. Without it each level is a call of its own, and most of a call is not arithmetic.
+//
+// What is computed stands in moa_network.py and growth.py; the weights are bfloat16, and the streams of residuals and states float32.
+
+#include <ATen/ops/empty.h>
+#include <torch/custom_class.h>
+
+#include "cached_attention.h"
+#include "tiled_layers.h"
+#include "tree_growth.h"
+
+namespace {
+
+#ifdef MOASERVE_AMX
+
+using at::BFloat16;
+using tiles::numbers;
+
+// silu(gate) * up of what parents' states, nodes' tokens and their positions contribute together.
+struct StepGate {
+  tiles::Gate gate;
+  const BFloat16* const* tokens;
+  const float* const* positions;
+
+  AMX inline void operator()(int64_t panel, int64_t row, const float* sums) const {
+    alignas(64) float all[tiles::kPanel];
+    for (int64_t half = 0; half < tiles::kPanel; half += tiles::kTile) {
+      const int64_t at = panel * tiles::kPanel + half;
+      const __m512 token = tiles::widen(tiles::first(tiles::kTile), tokens[row] + at);
+      const __m512 both = _mm512_add_ps(token, _mm512_loadu_ps(positions[row] + at));
+      _mm512_store_ps(all + half, _mm512_add_ps(_mm512_load_ps(sums + half), both));
+    }
+    gate(panel, row, all);
+  }
+};
+
+// Where texts end and what is known of them, each [B].
+struct Texts {
+  int64_t count;
+  const int64_t *roots, *starts, *lengths, *memory_ends;
+
+  explicit Texts(const at::Tensor& texts)
+      : count(texts.size(1)), roots(texts.const_data_ptr<int64_t>()), starts(roots + count), lengths(starts + count),
+        memory_ends(lengths + count) {}
+};
+
+struct BlockDrafter : torch::CustomClassHolder {
+  // `tensors`: embedding, cosines and sines [positions, d/2], the head, the ids [K] that its outputs stand for, what these tokens
+  // contribute to a step [K, 2I], the stand-ins; the block's norm of states and their weight, its norm of features and their
+  // weight, and what leads down; SA's six (as a decoder's layer), CA's six (only the queries of its first weight); and if there is
+  // an entry, its norm and weight. Gates and what they let through stand in turns of 16, in what tokens contribute too.
+  BlockDrafter(std::vector<at::Tensor> tensors, int64_t kv_heads, int64_t head_dim, double eps)
+      : tensors_(std::move(tensors)), kv_heads_(kv_heads), head_dim_(head_dim), eps_(eps) {
+    TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
+    TORCH_CHECK(tensors_.size() == 24 || tensors_.size() == 26, "a block drafter has 24 tensors, with an entry 26");
+    for (const at::Tensor& tensor : tensors_) TORCH_CHECK(tensor.is_contiguous(), "weights are dense");
+    const auto layer = [&](size_t i) {
+      return tiles::Layer{tensors_[i], tensors_[i + 1], tensors_[i + 2], tensors_[i + 3], tensors_[i + 4], tensors_[i + 5]};
+    };
+    sa_ = layer(12), ca_ = layer(18);
+    size_ = embedding().size(1), block_ = stand_ins().size(0) + 1, outputs_ = ids().size(0), step_ = of_known().size(1);
+    queries_ = sa_.output.size(1) * tiles::kPairs, groups_ = queries_ / (kv_heads * head_dim);
+  }
+
+  // Trees of at most `nodes` nodes for each text of `texts` [4, B]: roots, and as in growth.Text starts, lengths and memory's ends.
+  // `caches` are the dense windows of SA's keys and values, of CA's and, for an entry, of memory itself; `sampling` is as in
+  // growth.Sampling, or empty. Returns tokens, parents and probabilities [B, N] as in DraftTree.
+  std::vector<at::Tensor> draft(
+      const std::vector<at::Tensor>& caches, const at::Tensor& texts_tensor, const std::vector<at::Tensor>& sampling, int64_t depth,
+      int64_t breadth, int64_t nodes, double min_reach, double temperature) {
+    const Texts texts(texts_tensor);
+    check(caches, texts_tensor, texts, sampling, depth, breadth, nodes);
+    const int64_t positions = std::min(depth, block_);
+    const auto floats = embedding().options().dtype(at::kFloat);
+    const at::Tensor features = run_block(caches, texts, positions);
+    const at::Tensor of_positions = at::empty({texts.count * positions, step_}, floats);
+    const at::Tensor normed = at::empty({texts.count * positions, size_}, embedding().options());
+    const auto* known_features = features.const_data_ptr<float>();
+    tiles::normalize(known_features, feature_norm(), eps_, normed);
+    tiles::product(tiles::rows_of(normed), tiles::Panels(from_feature()), tiles::ToFloats{of_positions.data_ptr<float>(), step_});
+
+    std::vector<growth::Sampling> settings = settings_of(sampling, texts.count);
+    std::vector<growth::Tree> trees(texts.count);
+    at::Tensor states;
+    for (int64_t level = 0; level < positions; ++level) {
+      states = states_of(level, positions, trees, states, features, of_positions);
+      const at::Tensor logits = logits_of(states);
+      const auto* row = logits.const_data_ptr<float>();
+      double reach = 0.0;
+      for (int64_t text = 0; text < texts.count; ++text) {
+        std::vector<std::vector<growth::Likely>> likely;
+        for (size_t node = 0; node < trees[text].open().size(); ++node, row += outputs_) {
+          likely.push_back(growth::candidates(
+              row, outputs_, ids().const_data_ptr<int64_t>(), settings[text], texts.lengths[text] + level + 1,
+              static_cast<float>(temperature), breadth));
+        }
+        reach += trees[text].grow(likely, breadth);
+      }
+      if (reach < min_reach * static_cast<double>(texts.count)) break;
+    }
+    return best_of(trees, nodes);
+  }
+
+ private:
+  const at::Tensor& embedding() const { return tensors_[0]; }
+  const at::Tensor& head() const { return tensors_[3]; }
+  const at::Tensor& ids() const { return tensors_[4]; }
+  const at::Tensor& of_known() const { return tensors_[5]; }
+  const at::Tensor& stand_ins() const { return tensors_[6]; }
+  const at::Tensor& state_norm() const { return tensors_[7]; }
+  const at::Tensor& from_state() const { return tensors_[8]; }
+  const at::Tensor& feature_norm() const { return tensors_[9]; }
+  const at::Tensor& from_feature() const { return tensors_[10]; }
+  const at::Tensor& down() const { return tensors_[11]; }
+  bool has_entry() const { return tensors_.size() > 24; }
+
+  // Features [B·positions, E] of the roots and the stand-ins behind them.
+  at::Tensor run_block(const std::vector<at::Tensor>& caches, const Texts& texts, int64_t positions) const {
+    const int64_t rows = texts.count * positions, kv_size = 2 * kv_heads_ * head_dim_;
+    const auto options = embedding().options();
+    const at::Tensor out = at::empty({rows, size_}, options.dtype(at::kFloat)), queries = at::empty({rows, queries_}, options);
+    const at::Tensor qkv = at::empty({rows, queries_ + kv_size}, options);
+    const tiles::Room room(sa_, rows);
+    auto* stream = out.data_ptr<float>();
+    auto *projected = qkv.data_ptr<BFloat16>(), *asked = queries.data_ptr<BFloat16>(), *kept = caches[0].data_ptr<BFloat16>();
+    tiles::for_rows(rows, [&](int64_t row) {
+      const int64_t place = row % positions;
+      const BFloat16* from = place == 0 ? numbers(embedding()) + texts.roots[row / positions] * size_
+                                        : numbers(stand_ins()) + (place - 1) * size_;
+      tiles::embed(from, size_, stream + row * size_);
+    });
+    tiles::normalize(stream, sa_.input_norm, eps_, room.normed);
+    tiles::product(tiles::rows_of(room.normed), tiles::Panels(sa_.qkv), tiles::ToRows{projected, queries_ + kv_size});
+    tiles::for_rows(rows, [&](int64_t row) {
+      const int64_t text = row / positions, place = row % positions;
+      const BFloat16* from = projected + row * (queries_ + kv_size);
+      BFloat16* keys = kept + (text * caches[0].size(1) + place) * kv_size;
+      rotate(from, queries_, texts.lengths[text] + place, asked + row * queries_);
+      rotate(from + queries_, kv_size / 2, texts.lengths[text] + place, keys);
+      std::copy_n(from + queries_ + kv_size / 2, kv_size / 2, keys + kv_size / 2);
+    });
+    if (has_entry()) enter(caches[2], texts, positions, stream, room.normed);
+    tiles::finish(sa_, cached_attention(queries, caches[0], seen(caches[0], texts, positions), kv_heads_), eps_, stream, room);
+
+    tiles::normalize(stream, ca_.input_norm, eps_, room.normed);
+    tiles::product(tiles::rows_of(room.normed), tiles::Panels(ca_.qkv), tiles::ToRows{asked, queries_});
+    tiles::for_rows(rows, [&](int64_t row) {
+      rotate(asked + row * queries_, queries_, texts.lengths[row / positions] + row % positions, asked + row * queries_);
+    });
+    const at::Tensor remembered = text_mask(caches[1], texts, texts.memory_ends).expand({-1, -1, positions * groups_, -1});
+    tiles::finish(ca_, cached_attention(queries, caches[1], remembered, kv_heads_), eps_, stream, tiles::Room(ca_, rows));
+    return out;
+  }
+
+  // The heads of a row at a position of the text.
+  void rotate(const BFloat16* from, int64_t size, int64_t position, BFloat16* to) const {
+    const int64_t half = head_dim_ / 2;
+    const BFloat16 *cos = numbers(tensors_[1]) + position * half, *sin = numbers(tensors_[2]) + position * half;
+    for (int64_t i = 0; i < size; i += head_dim_) tiles::rotate(from + i, cos, sin, half, to + i);
+  }
+
+  // What the stream starts from with an entry: the tokens' projection and the text's newest memory, in the place of embeddings.
+  void enter(const at::Tensor& memories, const Texts& texts, int64_t positions, float* stream, const at::Tensor& normed) const {
+    tiles::normalize(stream, tensors_[24], eps_, normed);
+    const auto* memory = memories.const_data_ptr<BFloat16>();
+    for (int64_t row = 0; row < texts.count * positions; ++row) {
+      const int64_t text = row / positions, end = texts.memory_ends[text];
+      float* to = stream + row * size_;
+      if (end <= texts.starts[text]) {
+        std::fill_n(to, size_, 0.0f);
+        continue;
+      }
+      // An edge keeps the newest alone.
+      const int64_t newest = std::min(end, memories.size(1)) - 1;
+      tiles::embed(memory + (text * memories.size(1) + newest) * size_, size_, to);
+    }
+    tiles::product(tiles::rows_of(normed), tiles::Panels(tensors_[25]), tiles::AddToStream{stream, size_});
+  }
+
+  // Additive masks [B, 1, 1, S] of a cache's tokens from the texts' starts to their `ends`; SA's scratch rows stay hidden.
+  at::Tensor text_mask(const at::Tensor& cache, const Texts& texts, const int64_t* ends, int64_t scratch = 0) const {
+    const int64_t span = std::min(scratch + std::max<int64_t>(1, *std::max_element(ends, ends + texts.count)), cache.size(1));
+    const at::Tensor mask = at::empty({texts.count, 1, 1, span}, embedding().options());
+    auto* to = static_cast<uint16_t*>(mask.data_ptr());
+    for (int64_t text = 0; text < texts.count; ++text, to += span) {
+      std::fill_n(to, span, kHidden);
+      const int64_t first = std::min(texts.starts[text], ends[text]);
+      std::fill(to + scratch + first, to + scratch + ends[text], uint16_t{0});
+    }
+    return mask;
+  }
+
+  // What SA's queries see: the text, and of the scratch rows those up to their own.
+  at::Tensor seen(const at::Tensor& cache, const Texts& texts, int64_t positions) const {
+    const at::Tensor text = text_mask(cache, texts, texts.lengths, block_);
+    const int64_t span = text.size(3), rows = positions * groups_;
+    const at::Tensor mask = at::empty({texts.count, 1, rows, span}, embedding().options());
+    const auto* from = static_cast<const uint16_t*>(text.const_data_ptr());
+    auto* to = static_cast<uint16_t*>(mask.data_ptr());
+    for (int64_t row = 0; row < texts.count * rows; ++row, to += span) {
+      std::copy_n(from + row / rows * span, span, to);
+      std::fill_n(to, row % rows / groups_ + 1, uint16_t{0});
+    }
+    return mask;
+  }
+
+  // States [B·w, E] of the trees' open nodes, from those of the level before.
+  at::Tensor states_of(
+      int64_t level, int64_t positions, const std::vector<growth::Tree>& trees, const at::Tensor& before, const at::Tensor& features,
+      const at::Tensor& of_positions) const {
+    const auto texts = static_cast<int64_t>(trees.size()), width = static_cast<int64_t>(trees[0].open().size());
+    const int64_t rows = texts * width, hidden = step_ / 2;
+    const at::Tensor states = at::empty({rows, size_}, features.options());
+    auto* stream = states.data_ptr<float>();
+    const auto* feature = features.const_data_ptr<float>();
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(feature + (row / width * positions + level) * size_, size_, stream + row * size_);
+    }
+    if (level == 0) return states;  // a root may be any token: its state is its feature
+    const int64_t parents = before.size(0) / texts;
+    const auto* from = before.const_data_ptr<float>();
+    const at::Tensor normed = at::empty({rows, size_}, embedding().options()), gated = at::empty({rows, hidden}, normed.options());
+    auto* into = normed.data_ptr<BFloat16>();
+    std::vector<const BFloat16*> tokens(rows);
+    std::vector<const float*> places(rows);
+    for (int64_t row = 0; row < rows; ++row) {
+      const growth::Open& node = trees[row / width].open()[row % width];
+      tokens[row] = numbers(of_known()) + node.output * step_;
+      places[row] = of_positions.const_data_ptr<float>() + (row / width * positions + level) * step_;
+      tiles::norm(from + (row / width * parents + node.parent) * size_, numbers(state_norm()), eps_, size_, into + row * size_);
+    }
+    const StepGate gate{{gated.data_ptr<BFloat16>(), hidden}, tokens.data(), places.data()};
+    tiles::product(tiles::rows_of(normed), tiles::Panels(from_state()), gate);
+    tiles::product(tiles::rows_of(gated), tiles::Panels(down()), tiles::AddToStream{stream, size_});
+    return states;
+  }
+
+  at::Tensor logits_of(const at::Tensor& states) const {
+    const at::Tensor logits = at::empty({states.size(0), outputs_}, states.options());
+    const at::Tensor entering = states.to(at::kBFloat16);
+    tiles::product(tiles::rows_of(entering), tiles::Panels(head()), tiles::ToFloats{logits.data_ptr<float>(), outputs_});
+    return logits;
+  }
+
+  std::vector<at::Tensor> best_of(const std::vector<growth::Tree>& trees, int64_t nodes) const {
+    const int64_t count = std::min(nodes, trees[0].size());
+    const at::Tensor tokens = at::empty({static_cast<int64_t>(trees.size()), count}, ids().options()), parents = at::empty(tokens.sizes(), tokens.options());
+    const at::Tensor probabilities = at::empty(tokens.sizes(), tokens.options().dtype(at::kFloat));
+    for (size_t text = 0; text < trees.size(); ++text) {
+      const int64_t at = static_cast<int64_t>(text) * count;
+      trees[text].best(
+          count, ids().const_data_ptr<int64_t>(), tokens.data_ptr<int64_t>() + at, parents.data_ptr<int64_t>() + at,
+          probabilities.data_ptr<float>() + at);
+    }
+    return {tokens, parents, probabilities};
+  }
+
+  static std::vector<growth::Sampling> settings_of(const std::vector<at::Tensor>& sampling, int64_t texts) {
+    std::vector<growth::Sampling> settings(texts);
+    if (sampling.empty()) return settings;
+    for (int64_t text = 0; text < texts; ++text) {
+      settings[text] = {
+          sampling[0].const_data_ptr<int64_t>()[text], sampling[1].const_data_ptr<bool>()[text],
+          sampling[2].const_data_ptr<float>()[text],   sampling[3].const_data_ptr<int64_t>()[text],
+          sampling[4].const_data_ptr<float>()[text],   sampling[5].const_data_ptr<float>()[text]};
+    }
+    return settings;
+  }
+
+  void check(
+      const std::vector<at::Tensor>& caches, const at::Tensor& texts_tensor, const Texts& texts,
+      const std::vector<at::Tensor>& sampling, int64_t depth, int64_t breadth, int64_t nodes) const {
+    TORCH_CHECK(texts.count > 0 && texts_tensor.size(0) == 4 && texts_tensor.is_contiguous(), "texts are [4, B]");
+    TORCH_CHECK(caches.size() == (has_entry() ? 3 : 2), "a drafter of ", has_entry() ? 3 : 2, " caches got ", caches.size());
+    TORCH_CHECK(depth > 0 && depth <= block_ && nodes > 0, "trees of 1 to ", block_, " levels");
+    TORCH_CHECK(breadth > 0 && std::max(breadth, growth::kCandidates) <= outputs_, "no more candidates than the head has outputs");
+    TORCH_CHECK(sampling.empty() || sampling.size() == 6, "sampling has six settings");
+    for (const at::Tensor& setting : sampling) TORCH_CHECK(setting.numel() == texts.count && setting.is_contiguous(), "one a text");
+    const int64_t kv_size = 2 * kv_heads_ * head_dim_;
+    for (size_t i = 0; i < caches.size(); ++i) {
+      const at::Tensor& cache = caches[i];
+      TORCH_CHECK(
+          cache.is_contiguous() && cache.scalar_type() == at::kBFloat16 && cache.dim() == 3 && cache.size(0) == texts.count &&
+              cache.size(1) > 0 && cache.size(2) == (i < 2 ? kv_size : size_),
+          "a cache has other sizes");
+    }
+    for (int64_t text = 0; text < texts.count; ++text) {
+      TORCH_CHECK(texts.roots[text] >= 0 && texts.roots[text] < embedding().size(0), "no token ", texts.roots[text]);
+      TORCH_CHECK(
+          texts.starts[text] >= 0 && texts.lengths[text] >= 0 && texts.lengths[text] + block_ <= tensors_[1].size(0) &&
+              texts.lengths[text] + block_ <= caches[0].size(1) && texts.memory_ends[text] >= 0 &&
+              texts.memory_ends[text] <= texts.lengths[text] && texts.memory_ends[text] <= caches[1].size(1),
+          "a text's ends lie outside");
+    }
+  }
+
+  static constexpr uint16_t kHidden = 0xFF80;  // -inf in bfloat16
+
+  std::vector<at::Tensor> tensors_;
+  tiles::Layer sa_, ca_;
+  int64_t size_, block_, outputs_, step_, queries_, groups_, kv_heads_, head_dim_;
+  double eps_;
+};
+
+#else
+
+struct BlockDrafter : torch::CustomClassHolder {
+  BlockDrafter(std::vector<at::Tensor>, int64_t, int64_t, double) {
+    TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
+  }
+  std::vector<at::Tensor> draft(
+      const std::vector<at::Tensor>&, const at::Tensor&, const std::vector<at::Tensor>&, int64_t, int64_t, int64_t, double, double) {
+    return {};
+  }
+};
+
+#endif
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(moaserve, library) {
+  library.class_<BlockDrafter>("BlockDrafter")
+      .def(torch::init<std::vector<at::Tensor>, int64_t, int64_t, double>())
+      .def("draft", &BlockDrafter::draft);
+}

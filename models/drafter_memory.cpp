@@ -1,0 +1,265 @@
+// What a drafter keeps of verified tokens, in one call: layer self-attention over the target's keys and values, CA's keys and values
+// of the memory that comes of it, and SA's of the tokens' embeddings.
+//
+// What is computed stands in moa.py and moa_network.py; the weights are bfloat16, and streams of residuals float32.
+
+#include <ATen/ops/empty.h>
+#include <torch/custom_class.h>
+
+#include <array>
+
+#include "tiled_layers.h"
+
+namespace {
+
+#ifdef MOASERVE_AMX
+
+using at::BFloat16;
+using tiles::kTile;
+using tiles::numbers;
+
+constexpr int64_t kMaxLayers = 64, kMaxHead = 256;
+
+// Attention of a token's layers over one another, for one KV head: they are so few that their scores are a vector or four.
+class AmongLayers {
+ public:
+  AmongLayers(int64_t layers, int64_t size) : layers_(layers), size_(size), vectors_((layers + kTile - 1) / kTile) {
+    std::fill_n(keys_.data(), size * vectors_ * kTile, 0.0f);
+  }
+
+  AMX void key(int64_t layer, const BFloat16* key, const BFloat16* value) {
+    for (int64_t i = 0; i < size_; ++i) keys_[i * vectors_ * kTile + layer] = static_cast<float>(key[i]);
+    tiles::embed(value, size_, values_.data() + layer * kMaxHead);
+  }
+
+  AMX void query(const BFloat16* query, BFloat16* out) const {
+    __m512 scores[kMaxLayers / kTile];
+    for (int64_t v = 0; v < vectors_; ++v) scores[v] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < size_; ++i) {
+      const __m512 number = _mm512_set1_ps(static_cast<float>(query[i]));
+      for (int64_t v = 0; v < vectors_; ++v) {
+        scores[v] = _mm512_fmadd_ps(number, _mm512_loadu_ps(keys_.data() + (i * vectors_ + v) * kTile), scores[v]);
+      }
+    }
+    const __m512 scale = _mm512_set1_ps(1.4426950408889634f / std::sqrt(static_cast<float>(size_)));
+    const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    __m512 most = hidden;
+    for (int64_t v = 0; v < vectors_; ++v) {
+      scores[v] = _mm512_mask_mul_ps(hidden, tiles::first(layers_ - v * kTile), scores[v], scale);
+      most = _mm512_max_ps(most, scores[v]);
+    }
+    most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    alignas(64) float weights[kMaxLayers];
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t v = 0; v < vectors_; ++v) {
+      const __m512 weight = tiles::power_of_two(_mm512_sub_ps(scores[v], most));
+      sum = _mm512_add_ps(sum, weight);
+      _mm512_store_ps(weights + v * kTile, weight);
+    }
+    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
+    for (int64_t i = 0; i < size_; i += kTile) {
+      __m512 mixed = _mm512_setzero_ps();
+      for (int64_t layer = 0; layer < layers_; ++layer) {
+        mixed = _mm512_fmadd_ps(_mm512_set1_ps(weights[layer]), _mm512_loadu_ps(values_.data() + layer * kMaxHead + i), mixed);
+      }
+      tiles::narrow(tiles::first(size_ - i), out + i, _mm512_mul_ps(mixed, share));
+    }
+  }
+
+ private:
+  int64_t layers_, size_, vectors_;
+  std::array<float, kMaxHead * kMaxLayers> keys_;
+  std::array<float, kMaxLayers * kMaxHead> values_;
+};
+
+// Where the tokens' rows stand in a cache's dense window [slots, rows, width] of which `scratch` rows of each slot come first.
+struct Places {
+  const at::Tensor& window;
+  int64_t scratch;
+
+  int64_t row(int64_t slot, int64_t position) const { return slot * window.size(1) + scratch + position; }
+
+  BFloat16* at(int64_t slot, int64_t position) const { return window.data_ptr<BFloat16>() + row(slot, position) * window.size(2); }
+};
+
+struct DrafterMemory : torch::CustomClassHolder {
+  // `tensors`: embedding, cosines and sines [positions, d/2], the weight and bias that lead from LSA to memory, the norm and the
+  // weight of SA's keys and values, the same of CA's, cosines and sines of LSA's layers [L, d'/2], LSA's six (as a decoder's
+  // layer), and with an entry what leads from the target's hidden states to memory.
+  DrafterMemory(std::vector<at::Tensor> tensors, int64_t kv_heads, int64_t head_dim, int64_t lsa_kv_heads, int64_t lsa_head_dim, double eps)
+      : tensors_(std::move(tensors)), kv_heads_(kv_heads), head_dim_(head_dim), lsa_kv_heads_(lsa_kv_heads),
+        lsa_head_dim_(lsa_head_dim), eps_(eps) {
+    TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
+    TORCH_CHECK(tensors_.size() == 17 || tensors_.size() == 18, "a drafter's memory has 17 tensors, with an entry 18");
+    for (const at::Tensor& tensor : tensors_) {
+      TORCH_CHECK(tensor.scalar_type() == at::kBFloat16 && tensor.is_contiguous(), "weights are dense and bfloat16");
+    }
+    lsa_ = {tensors_[11], tensors_[12], tensors_[13], tensors_[14], tensors_[15], tensors_[16]};
+    size_ = tensors_[0].size(1), layers_ = tensors_[9].size(0), layer_size_ = lsa_.input_norm.size(0);
+    TORCH_CHECK(layers_ <= kMaxLayers && lsa_head_dim <= kMaxHead, "LSA over ", layers_, " layers by heads of ", lsa_head_dim);
+  }
+
+  // `tokens` [3, n]: ids, slots and positions; `tapped`: with an entry the target's final hidden states [n, E]; `target`: each layer's
+  // window; `caches`: those of SA, of CA, and with an entry of memory itself. `scratches`: scratch rows of the target's and of each.
+  void remember(
+      const at::Tensor& tokens, const std::vector<at::Tensor>& tapped, const std::vector<at::Tensor>& target,
+      const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) {
+    check(tokens, tapped, target, caches, scratches);
+    const int64_t count = tokens.size(1), kv_size = 2 * kv_heads_ * head_dim_;
+    const auto *ids = tokens.const_data_ptr<int64_t>(), *slots = ids + count, *positions = slots + count;
+    const auto options = tensors_[0].options();
+    const at::Tensor normed = at::empty({count, size_}, options), kv = at::empty({count, kv_size}, options);
+    const at::Tensor stream = at::empty({count, size_}, options.dtype(at::kFloat));
+    auto* rows = stream.data_ptr<float>();
+    // Keys and values of a layer's normed rows, into its cache.
+    const auto keep = [&](size_t norm, size_t cache) {
+      tiles::normalize(rows, tensors_[norm], eps_, normed);
+      tiles::product(tiles::rows_of(normed), tiles::Panels(tensors_[norm + 1]), tiles::ToRows{kv.data_ptr<BFloat16>(), kv_size});
+      const Places places{caches[cache], scratches[cache + 1]};
+      tiles::for_rows(count, [&](int64_t row) {
+        const BFloat16* from = numbers(kv) + row * kv_size;
+        BFloat16* to = places.at(slots[row], positions[row]);
+        const int64_t half = head_dim_ / 2, at = positions[row] * half;
+        for (int64_t i = 0; i < kv_size / 2; i += head_dim_) {
+          tiles::rotate(from + i, numbers(tensors_[1]) + at, numbers(tensors_[2]) + at, half, to + i);
+        }
+        std::copy_n(from + kv_size / 2, kv_size / 2, to + kv_size / 2);
+      });
+    };
+    tiles::for_rows(count, [&](int64_t row) { tiles::embed(numbers(tensors_[0]) + ids[row] * size_, size_, rows + row * size_); });
+    keep(5, 0);
+    memory_of(slots, positions, target, scratches[0], tapped, stream);
+    if (caches.size() > 2) {
+      const Places places{caches[2], scratches[3]};
+      tiles::for_rows(count, [&](int64_t row) { narrow(rows + row * size_, size_, places.at(slots[row], positions[row])); });
+    }
+    keep(7, 1);
+  }
+
+ private:
+  AMX static void narrow(const float* from, int64_t size, BFloat16* to) {
+    for (int64_t i = 0; i < size; i += kTile) tiles::narrow(tiles::first(size - i), to + i, _mm512_loadu_ps(from + i));
+  }
+
+  // The tokens' memory, into the `stream` [n, E].
+  void memory_of(
+      const int64_t* slots, const int64_t* positions, const std::vector<at::Tensor>& target, int64_t scratch,
+      const std::vector<at::Tensor>& tapped, const at::Tensor& stream) const {
+    const int64_t count = stream.size(0), all = count * layers_, q_size = lsa_.output.size(1) * tiles::kPairs;
+    const int64_t width = lsa_.qkv.size(0) * tiles::kPanel;
+    const auto options = tensors_[0].options();
+    const at::Tensor x = at::empty({all, layer_size_}, options.dtype(at::kFloat)), qkv = at::empty({all, width}, options);
+    const at::Tensor attended = at::empty({all, q_size}, options), summary = at::empty({count, layer_size_}, options);
+    const tiles::Room room(lsa_, all);
+    auto* layers = x.data_ptr<float>();
+    tiles::for_rows(all, [&](int64_t row) {
+      const int64_t token = row / layers_;
+      const Places places{target[row % layers_], scratch};
+      tiles::embed(places.at(slots[token], positions[token]), layer_size_, layers + row * layer_size_);
+    });
+    tiles::normalize(layers, lsa_.input_norm, eps_, room.normed);
+    tiles::product(tiles::rows_of(room.normed), tiles::Panels(lsa_.qkv), tiles::ToRows{qkv.data_ptr<BFloat16>(), width});
+    at::parallel_for(0, count, std::max<int64_t>(1, tiles::kRowsPerThread / layers_), [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        attend(qkv.data_ptr<BFloat16>() + token * layers_ * width, width, q_size, attended.data_ptr<BFloat16>() + token * layers_ * q_size);
+      }
+    });
+    tiles::finish(lsa_, attended, eps_, layers, room);
+    auto* rows = stream.data_ptr<float>();
+    tiles::for_rows(count, [&](int64_t row) {
+      mean(layers + row * layers_ * layer_size_, summary.data_ptr<BFloat16>() + row * layer_size_);
+      tiles::embed(numbers(tensors_[4]), size_, rows + row * size_);
+    });
+    tiles::product(tiles::rows_of(summary), tiles::Panels(tensors_[3]), tiles::AddToStream{rows, size_});
+    if (!tapped.empty()) tiles::product(tiles::rows_of(tapped[0]), tiles::Panels(tensors_[17]), tiles::AddToStream{rows, size_});
+  }
+
+  // One token's layers, [L, width] of queries, keys and values; queries and keys are rotated in place.
+  void attend(BFloat16* qkv, int64_t width, int64_t q_size, BFloat16* out) const {
+    const int64_t half = lsa_head_dim_ / 2, keys = lsa_kv_heads_ * lsa_head_dim_;
+    for (int64_t layer = 0; layer < layers_; ++layer) {
+      for (BFloat16* head = qkv + layer * width; head < qkv + layer * width + q_size + keys; head += lsa_head_dim_) {
+        tiles::rotate(head, numbers(tensors_[9]) + layer * half, numbers(tensors_[10]) + layer * half, half, head);
+      }
+    }
+    AmongLayers among(layers_, lsa_head_dim_);
+    for (int64_t kv = 0; kv < keys; kv += lsa_head_dim_) {
+      for (int64_t layer = 0; layer < layers_; ++layer) {
+        const BFloat16* key = qkv + layer * width + q_size + kv;
+        among.key(layer, key, key + keys);
+      }
+      for (int64_t layer = 0; layer < layers_; ++layer) {
+        for (int64_t head = kv; head < q_size; head += keys) among.query(qkv + layer * width + head, out + layer * q_size + head);
+      }
+    }
+  }
+
+  // A token's mean over its layers [L, E_kv].
+  AMX void mean(const float* layers, BFloat16* out) const {
+    const __m512 share = _mm512_set1_ps(1.0f / static_cast<float>(layers_));
+    for (int64_t i = 0; i < layer_size_; i += kTile) {
+      __m512 sum = _mm512_setzero_ps();
+      for (int64_t layer = 0; layer < layers_; ++layer) sum = _mm512_add_ps(sum, _mm512_loadu_ps(layers + layer * layer_size_ + i));
+      tiles::narrow(tiles::first(layer_size_ - i), out + i, _mm512_mul_ps(sum, share));
+    }
+  }
+
+  void check(
+      const at::Tensor& tokens, const std::vector<at::Tensor>& tapped, const std::vector<at::Tensor>& target,
+      const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) const {
+    const bool has_entry = tensors_.size() > 17;
+    TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == 3 && tokens.size(1) > 0 && tokens.is_contiguous(), "tokens are [3, n]");
+    TORCH_CHECK(static_cast<int64_t>(target.size()) == layers_, "LSA over ", layers_, " layers got ", target.size());
+    TORCH_CHECK(caches.size() == (has_entry ? 3 : 2) && scratches.size() == caches.size() + 1, "a cache or its scratch rows are missing");
+    TORCH_CHECK(tapped.size() == (has_entry ? 1 : 0), "an entry reads hidden states, and nothing else does");
+    const int64_t count = tokens.size(1), kv_size = 2 * kv_heads_ * head_dim_;
+    for (const at::Tensor& hidden : tapped) {
+      TORCH_CHECK(
+          hidden.is_contiguous() && hidden.scalar_type() == at::kBFloat16 && hidden.dim() == 2 && hidden.size(0) == count &&
+              hidden.size(1) == size_,
+          "hidden states have other sizes");
+    }
+    const auto *ids = tokens.const_data_ptr<int64_t>(), *slots = ids + count, *positions = slots + count;
+    const auto fits = [&](const at::Tensor& window, int64_t width, int64_t scratch) {
+      TORCH_CHECK(
+          window.is_contiguous() && window.scalar_type() == at::kBFloat16 && window.dim() == 3 && window.size(2) == width,
+          "a cache has other sizes");
+      for (int64_t row = 0; row < count; ++row) {
+        TORCH_CHECK(slots[row] >= 0 && slots[row] < window.size(0), "no slot ", slots[row]);
+        TORCH_CHECK(positions[row] >= 0 && scratch + positions[row] < window.size(1), "no cache row ", positions[row]);
+      }
+    };
+    for (const at::Tensor& layer : target) fits(layer, layer_size_, scratches[0]);
+    for (size_t i = 0; i < caches.size(); ++i) fits(caches[i], i < 2 ? kv_size : size_, scratches[i + 1]);
+    for (int64_t row = 0; row < count; ++row) {
+      TORCH_CHECK(ids[row] >= 0 && ids[row] < tensors_[0].size(0), "no token ", ids[row]);
+      TORCH_CHECK(positions[row] < tensors_[1].size(0), "no position ", positions[row]);
+    }
+  }
+
+  std::vector<at::Tensor> tensors_;
+  tiles::Layer lsa_;
+  int64_t kv_heads_, head_dim_, lsa_kv_heads_, lsa_head_dim_, size_, layers_, layer_size_;
+  double eps_;
+};
+
+#else
+
+struct DrafterMemory : torch::CustomClassHolder {
+  DrafterMemory(std::vector<at::Tensor>, int64_t, int64_t, int64_t, int64_t, double) {
+    TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
+  }
+  void remember(
+      const at::Tensor&, const std::vector<at::Tensor>&, const std::vector<at::Tensor>&, const std::vector<at::Tensor>&,
+      const std::vector<int64_t>&) {}
+};
+
+#endif
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(moaserve, library) {
+  library.class_<DrafterMemory>("DrafterMemory")
+      .def(torch::init<std::vector<at::Tensor>, int64_t, int64_t, int64_t, int64_t, double>())
+      .def("remember", &DrafterMemory::remember);
+}

@@ -1,0 +1,68 @@
+// The LM head in bfloat16: logits in float32 and each row's best token.
+
+#include <ATen/ops/empty.h>
+#include <torch/custom_class.h>
+
+#include "tiled_layers.h"
+
+namespace {
+
+#ifdef MOASERVE_AMX
+
+// The first of a row's largest.
+AMX int64_t first_of_largest(const float* row, int64_t size) {
+  __m512 most = _mm512_loadu_ps(row);
+  for (int64_t i = tiles::kTile; i < size; i += tiles::kTile) most = _mm512_max_ps(most, _mm512_loadu_ps(row + i));
+  const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+  for (int64_t i = 0; i < size; i += tiles::kTile) {
+    const __mmask16 found = _mm512_cmp_ps_mask(_mm512_loadu_ps(row + i), largest, _CMP_EQ_OQ);
+    if (found) return i + __builtin_ctz(found);
+  }
+  return 0;  // where logits are not numbers
+}
+
+struct Head : torch::CustomClassHolder {
+  explicit Head(at::Tensor weight) : weight_(std::move(weight)) {
+    TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
+    TORCH_CHECK(weight_.dim() == 6 && weight_.is_contiguous() && weight_.scalar_type() == at::kBFloat16, "a head's weight is tiled");
+  }
+
+  // Hidden states [n, E] -> logits [n, V], best tokens [n].
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const {
+    TORCH_CHECK(inputs.size() == 1, "a head has one input");
+    const at::Tensor& hidden = inputs[0];
+    const int64_t outputs = weight_.size(0) * tiles::kPanel;
+    TORCH_CHECK(
+        hidden.dim() == 2 && hidden.is_contiguous() && hidden.scalar_type() == at::kBFloat16 &&
+            hidden.size(1) == weight_.size(1) * tiles::kPairs,
+        "hidden states and head do not belong together");
+    const at::Tensor logits = at::empty({hidden.size(0), outputs}, hidden.options().dtype(at::kFloat));
+    const at::Tensor best = at::empty({hidden.size(0)}, hidden.options().dtype(at::kLong));
+    auto* rows = logits.data_ptr<float>();
+    if (hidden.size(0) > 0) tiles::product(tiles::rows_of(hidden), tiles::Panels(weight_), tiles::ToFloats{rows, outputs});
+    tiles::for_rows(hidden.size(0), [&](int64_t row) { best.data_ptr<int64_t>()[row] = first_of_largest(rows + row * outputs, outputs); });
+    return {logits, best};
+  }
+
+ private:
+  at::Tensor weight_;
+};
+
+#else
+
+struct Head : torch::CustomClassHolder {
+  explicit Head(at::Tensor) {
+    TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
+  }
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>&) const {
+    return {};
+  }
+};
+
+#endif
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(moaserve, library) {
+  library.class_<Head>("Head").def(torch::init<at::Tensor>()).def("run", &Head::run);
+}

@@ -1,0 +1,78 @@
+"""A block drafter's trees by one operator where the CPU multiplies bfloat16; see ``models/block_drafter.cpp``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from models import cached_attention, tiled_linear
+from models.layers import DecoderLayer, Linear
+from models.tiled_decoder import in_turns, layer_tensors
+from speculative.drafters.growth import CANDIDATES
+from speculative.drafters.moa_network import DraftNetwork
+
+DraftTrees = Callable[[list[Tensor], Tensor, list[Tensor], int, int, int, float, float], list[Tensor]]
+"""Caches' windows, texts [4, B] (roots, starts, lengths, memory's ends), sampling settings or none, depth, breadth, nodes, least
+reach and temperature (as in DraftShape) -> tokens, parents and probabilities [B, N] as in DraftTree."""
+
+
+def suits(network: DraftNetwork, breadth: int) -> bool:
+    """Whether the operator does what ``network`` does."""
+    moa, config = network.moa, network.target.config
+    if moa.block is None or moa.config.target_layer_inference or not moa.config.attends_to_all_memory:
+        return False
+    if not cached_attention.suits(network.dtype, config.head_dim) or network.target.dtype != torch.bfloat16:
+        return False
+    products = [
+        module for part in (moa.sa, moa.ca, moa.block, moa.entry) if part for module in part.modules() if isinstance(module, Linear)
+    ]
+    kv_heads = {moa.config.sa_num_kv_heads, moa.config.ca_num_kv_heads}
+    return (
+        len(kv_heads) == 1
+        and all(linear.bias is None and tiled_linear.suits(linear.weight) for linear in (*products, network.head))
+        and max(breadth, CANDIDATES) <= network.head.weight.shape[0]
+    )
+
+
+def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
+    """Stands in for drafting level by level, with a copy of the weights, for texts of up to ``length`` tokens.
+
+    ``graph_runner.load_runner`` must have been called. Other threads go on while it runs.
+    """
+    moa, config, block, target = network.moa, network.target.config, network.moa.block, network.target
+    assert block is not None
+    moa.rotary.reserve(length + block.size, moa.sa.input_norm.weight)
+    cos, sin = moa.rotary(torch.arange(length + block.size))
+    ids = torch.arange(config.vocab_size) if moa.draft_vocabulary is None else moa.draft_vocabulary
+    tokens = target.embed(torch.arange(config.vocab_size))
+    contributed = block.of_tokens(tokens[ids].to(network.dtype)) if network.known_tokens is None else network.known_tokens
+    tensors = [
+        tokens,
+        cos[:, 0, 0],
+        sin[:, 0, 1],
+        tiled_linear.tiled(network.head.weight),
+        ids,
+        in_turns(contributed.t()).t(),
+        block.stand_ins,
+        block.state_norm.weight,
+        tiled_linear.tiled(in_turns(block.from_state.weight)),
+        block.feature_norm.weight,
+        tiled_linear.tiled(in_turns(block.from_feature.weight)),
+        tiled_linear.tiled(block.down.weight),
+        *layer_tensors(moa.sa),
+        *_asking(moa.ca),
+    ]
+    if moa.entry is not None:
+        tensors += [moa.entry.token_norm.weight, tiled_linear.tiled(moa.entry.from_token.weight)]
+    dense = [tensor.detach().contiguous() for tensor in tensors]
+    sizes = moa.config.sa_num_kv_heads, config.head_dim, config.rms_norm_eps
+    drafts: DraftTrees = torch.classes.moaserve.BlockDrafter(dense, *sizes).draft
+    return drafts
+
+
+def _asking(layer: DecoderLayer) -> list[Tensor]:
+    """A cross-attention layer's tensors: of its first weight the queries alone."""
+    norm, _, *others = layer_tensors(layer)
+    return [norm, tiled_linear.tiled(layer.qkv.weight[: layer.q_size]), *others]

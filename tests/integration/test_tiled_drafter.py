@@ -1,0 +1,218 @@
+"""A block drafter's trees and memory by operators, on CPUs that multiply bfloat16, against PyTorch's in float32."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.config import MoAConfig
+from models.kv_cache import KVCache
+from models.llama import Llama
+from models.moa import MoA
+from models.tiled_decoder import suits_head, tiled_head
+from models.tiles import has_tiles
+from speculative.batch import TreeLayout, layout_operator, layout_suits
+from speculative.drafters import tiled_block, tiled_memory
+from speculative.drafters.base import VerifiedTokens
+from speculative.drafters.moa import MoADrafter
+from speculative.policy import DraftShape
+from speculative.request import Request, SamplingParams
+from speculative.sequence import Sequence
+from speculative.texts import Texts
+from speculative.tree import DraftTree
+from tests.integration.test_tiled_decoder import CONFIG, target
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("operators"),
+    pytest.mark.skipif(not has_tiles(), reason="needs a CPU with AVX512-BF16"),
+    pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="the operators are compiled: install g++"),
+]
+
+LENGTH, SIZE = 200, 6
+SIZES = {"sa_intermediate_size": 96, "ca_intermediate_size": 128, "draft_block_size": SIZE}
+SHAPE = DraftShape(SIZE, 4, 12)
+GREEDY = SamplingParams(50, temperature=0.0)
+SETTINGS = {
+    "greedy": [GREEDY] * 3,
+    "seeded": [SamplingParams(50, temperature=0.9, seed=seed) for seed in (1, 2, 3)],
+    "mixed": [
+        GREEDY,
+        SamplingParams(50, temperature=1.3, top_k=7, seed=4),
+        SamplingParams(50, temperature=0.7, top_p=0.8, min_p=0.02, seed=5),
+    ],
+    "one allowed": [SamplingParams(50, temperature=1.0, top_k=1, seed=6)] * 3,
+}
+
+
+def moa(config: MoAConfig, vocabulary: int | None) -> MoA:
+    """One whose parts are all at work, and whose choices are clear."""
+    torch.manual_seed(7)
+    made = MoA(config).bfloat16().requires_grad_(False)
+    for name, parameter in made.named_parameters():
+        parameter.normal_(1.0 if "norm" in name else 0.0, 0.4 if "stand_ins" in name else 0.1)
+    if vocabulary is not None:
+        made.draft_vocabulary = torch.randperm(CONFIG.vocab_size)[:vocabulary]
+    return made
+
+
+@pytest.fixture(params=["block", "entry", "few tokens"])
+def drafters(request: pytest.FixtureRequest) -> tuple[MoADrafter, MoADrafter]:
+    """The same in bfloat16, drafting by operators, and in float32."""
+    config = MoAConfig.from_target(CONFIG, **SIZES, has_entry=request.param == "entry")
+    weights = moa(config, 96 if request.param == "few tokens" else None)
+    tiled, exact = (
+        MoADrafter(copy.deepcopy(weights).to(dtype), heads(dtype), 4, LENGTH, SHAPE) for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert tiled_block.suits(tiled.network, SHAPE.breadth) and tiled_memory.suits(tiled.network)
+    tiled.trees = tiled_block.tiled_drafting(tiled.network, LENGTH)
+    tiled.remember = tiled_memory.tiled_memory(tiled.network, LENGTH)
+    return tiled, exact
+
+
+def heads(dtype: torch.dtype) -> Llama:
+    """A target whose head is loud enough for some tokens to be likelier than others."""
+    model = target(torch.bfloat16)
+    model.lm_head.weight.mul_(4)
+    return model.to(dtype)
+
+
+def filled(cache: KVCache) -> KVCache:
+    cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(2)).bfloat16())
+    return cache
+
+
+def sequences(params: list[SamplingParams], texts: Texts) -> list[Sequence]:
+    """Texts of several lengths, one of which the drafter knows nothing of."""
+    made = []
+    for slot, (each, length) in enumerate(zip(params, (37, 5, 64), strict=True)):
+        tokens = torch.randint(3, CONFIG.vocab_size, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        sequence = texts.begin(Request(str(slot), tuple(tokens), each), LENGTH)
+        sequence.slot, sequence.num_computed = slot, length - 1
+        made.append(sequence)
+    made[1].drafter_start = made[1].num_computed
+    return made
+
+
+def verified(count: int) -> VerifiedTokens:
+    """Of three slots, in no order."""
+    generator = torch.Generator().manual_seed(count)
+    slots, positions = torch.arange(count) % 3, torch.randperm(150, generator=generator)[:count]
+    hidden = torch.randn(count, CONFIG.hidden_size, generator=generator).bfloat16()
+    return VerifiedTokens(slots, positions, torch.randint(3, CONFIG.vocab_size, (count,), generator=generator), hidden)
+
+
+def told(drafter: MoADrafter, tokens: VerifiedTokens) -> None:
+    cache = filled(drafter.target.new_cache(4, 40, LENGTH))
+    hidden = None if drafter.network.moa.entry is None or tokens.tapped is None else tokens.tapped.to(drafter.target.dtype)
+    drafter.extend(VerifiedTokens(tokens.slots, tokens.positions, tokens.token_ids, hidden), cache)
+
+
+@pytest.mark.parametrize("count", [1, 4, 100])
+def test_memory_is_float32s(drafters: tuple[MoADrafter, MoADrafter], count: int) -> None:
+    for drafter in drafters:
+        told(drafter, verified(count))
+    for tiled, exact in zip(*(drafter.caches for drafter in drafters), strict=True):
+        torch.testing.assert_close(tiled.data.float(), exact.data, atol=0.06, rtol=0.03)
+        assert int((tiled.data != 0).any(dim=-1).sum()) == count
+
+
+def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    """The probability of each path, by the number of its text and its tokens."""
+    assert tree.probabilities is not None
+    found: dict[tuple[int, ...], float] = {}
+    for text, rows in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), strict=True)):
+        ends: list[tuple[int, ...]] = [(text,)]
+        for token, parent, probability in zip(*rows, strict=True):
+            ends.append((*ends[parent], token))
+            found.setdefault(ends[-1], probability)
+    return found
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_trees_are_float32s(drafters: tuple[MoADrafter, MoADrafter], settings: str, batch: int) -> None:
+    texts = Texts(None, CONFIG.vocab_size, frozenset())
+    trees = []
+    for drafter in drafters:
+        for cache in drafter.caches:
+            filled(cache)
+        with torch.inference_mode():
+            trees.append(drafter.propose(sequences(SETTINGS[settings], texts)[:batch], SHAPE, None))
+    # What cannot be chosen may fill trees up, and may be anything.
+    tiled, exact = ({path: probability for path, probability in paths(tree).items() if probability > 1e-9} for tree in trees)
+    shared = tiled.keys() & exact.keys()
+    # Nodes on the edge of being among the best may change places; likely ones may not.
+    assert all(path in shared for path, probability in exact.items() if probability > 0.15)
+    assert len(shared) >= 0.7 * len(exact)
+    assert all(tiled[path] == pytest.approx(exact[path], abs=0.05) for path in shared)
+    assert trees[0].sizes == trees[1].sizes
+
+
+def test_trees_end_where_they_are_hardly_reached_and_keep_what_is_likely(drafters: tuple[MoADrafter, MoADrafter]) -> None:
+    drafter = drafters[0]
+    for cache in drafter.caches:
+        filled(cache)
+    batch = sequences(SETTINGS["greedy"], Texts(None, CONFIG.vocab_size, frozenset()))
+    shallow = drafter.propose(batch, DraftShape(SIZE, 4, 30, min_reach=1.0), None)
+    assert shallow.tokens.shape[1] == 4  # one level
+    likely = drafter.propose(batch, DraftShape(SIZE, 4, 30, min_probability=0.1), None)
+    assert likely.probabilities is not None
+    whole = drafter.propose(batch, DraftShape(SIZE, 4, 30), None)
+    assert whole.probabilities is not None and sum(likely.sizes) == int((whole.probabilities >= 0.1).sum()) > 0
+
+
+def test_what_does_not_belong_together_is_refused(drafters: tuple[MoADrafter, MoADrafter]) -> None:
+    drafter = drafters[0]
+    trees, windows = drafter.trees, [cache.window(0, 1)[0] for cache in drafter.caches]
+    assert trees is not None
+    for texts, said in [([[160], [0], [9], [9]], "no token 160"), ([[5], [0], [LENGTH + 1], [9]], "ends lie outside")]:
+        with pytest.raises(RuntimeError, match=said):
+            trees(windows, torch.tensor(texts), [], SIZE, 4, 12, 0.0, 1.0)
+    with pytest.raises(RuntimeError, match="trees of 1 to 6 levels"):
+        trees(windows, torch.tensor([[5], [0], [9], [9]]), [], SIZE + 1, 4, 12, 0.0, 1.0)
+    tokens = verified(2)
+    with pytest.raises(RuntimeError, match="no slot 9"):
+        told(drafter, VerifiedTokens(tokens.slots + 9, tokens.positions, tokens.token_ids, tokens.tapped))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"draft_block_size": 0}, {"attends_to_all_memory": False}, {"sa_num_kv_heads": 2}, {"ca_intermediate_size": 100}]
+)
+def test_other_drafters_are_left_to_the_compiler(changes: dict[str, int]) -> None:
+    drafter = MoADrafter(moa(MoAConfig.from_target(CONFIG, **SIZES | changes), None), heads(torch.bfloat16), 4, LENGTH, SHAPE)
+    assert not tiled_block.suits(drafter.network, SHAPE.breadth)
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 70])
+def test_logits_are_float32s(count: int) -> None:
+    model = heads(torch.bfloat16)
+    assert suits_head(model)
+    hidden = torch.randn(count, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
+    logits, best = tiled_head(model)([hidden])
+    expected = hidden.float() @ model.lm_head.weight.float().T
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(best, expected.argmax(dim=-1))
+
+
+def test_the_first_of_equal_logits_is_the_best() -> None:
+    model = heads(torch.bfloat16)
+    model.lm_head.weight[[30, 31, 150]] = model.lm_head.weight[30].abs() * 50
+    assert tiled_head(model)([torch.ones(2, CONFIG.hidden_size).bfloat16()])[1].tolist() == [30, 30]
+
+
+def test_a_tree_stands_where_pytorch_puts_it() -> None:
+    cache = target().new_cache(4, 12, LENGTH)
+    assert layout_suits(cache)
+    parents: Tensor = torch.tensor([[0, 1, 2, 0, 4, 1], [0, 0, 0, 1, 4, 5], [0, 0, 0, 0, 0, 0]])
+    inputs = [parents, torch.tensor([0, 61, 130]), torch.arange(128)]
+    expected = TreeLayout(cache, CONFIG.groups)(*inputs)
+    for one, other in zip(layout_operator(cache, CONFIG.groups)(inputs), expected, strict=True):
+        assert torch.equal(one, other) and one.dtype == other.dtype
+    with pytest.raises(RuntimeError, match="a parent stands behind its child"):
+        layout_operator(cache, CONFIG.groups)([torch.tensor([[2, 0]]), torch.tensor([4]), torch.arange(64)])
