@@ -1,4 +1,5 @@
-// Where draft trees stand in a cache and what their rows see: what TreeLayout in batch.py does, for caches in bfloat16.
+// Where draft trees stand in a cache and what their rows see, for caches in bfloat16: what TreeLayout in batch.py computes, and for roots
+// alone decode_plan in plans.py.
 
 #include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
@@ -11,7 +12,8 @@ struct TreeLayout : torch::CustomClassHolder {
   TreeLayout(int64_t scratch, int64_t rows_per_slot, int64_t groups) : scratch_(scratch), rows_per_slot_(rows_per_slot), groups_(groups) {}
 
   // Parents [B, N] as in DraftTree, lengths of the texts before the trees [B], and columns [S], of which only their number counts ->
-  // positions [B, N+1], cache rows [B, N+1], additive mask [B, 1, (N+1)·groups, scratch + S].
+  // positions [B, N+1], cache rows [B, N+1], additive mask [B, 1, (N+1)·groups, scratch + S]. Roots alone (N = 0) go straight to
+  // their place in the text, trees to scratch rows.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const {
     TORCH_CHECK(inputs.size() == 3 && inputs[0].dim() == 2 && inputs[1].numel() == inputs[0].size(0), "trees and texts do not belong together");
     const at::Tensor &parents = inputs[0], &lengths = inputs[1];
@@ -23,8 +25,9 @@ struct TreeLayout : torch::CustomClassHolder {
     const auto *parent = parents.const_data_ptr<int64_t>(), *length = lengths.const_data_ptr<int64_t>();
     auto *position = positions.data_ptr<int64_t>(), *place = write.data_ptr<int64_t>();
     auto* seen = static_cast<uint16_t*>(mask.data_ptr());
+    const bool straight = rows == 1;
     for (int64_t text = 0; text < texts; ++text, parent += rows - 1) {
-      const int64_t known = std::clamp<int64_t>(length[text], 0, columns);
+      const int64_t known = std::clamp<int64_t>(length[text] + straight, 0, columns);
       for (int64_t row = 0; row < rows; ++row, seen += groups_ * span) {
         std::fill_n(seen, scratch_, kHidden);
         std::fill_n(seen + scratch_, known, uint16_t{0});
@@ -35,10 +38,10 @@ struct TreeLayout : torch::CustomClassHolder {
           TORCH_CHECK(parent[above - 1] >= 0 && parent[above - 1] < above, "a parent stands behind its child");
           above = parent[above - 1];
         }
-        seen[0] = 0;
+        if (!straight) seen[0] = 0;
         for (int64_t group = 1; group < groups_; ++group) std::copy_n(seen, span, seen + group * span);
         *position++ = length[text] + depth;
-        *place++ = text * rows_per_slot_ + row;
+        *place++ = text * rows_per_slot_ + (straight ? scratch_ + length[text] : row);
       }
     }
     return {positions, write, mask};

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,22 +21,24 @@ def verify_plan(
     groups: int,
     lengths: list[int],
     tree: DraftTree,
-    layout: CompiledGraph | None = None,
+    compiled: Mapping[str, CompiledGraph] | None = None,
     first_slot: int = 0,
 ) -> AttentionPlan:
     """The roots and draft nodes of B slots from ``first_slot`` on, whose caches hold ``lengths`` tokens.
 
     A root alone goes straight to its place in the text; a tree goes to the slot's scratch rows until its path is known.
-    ``layout`` stands in for ``TreeLayout`` where that is compiled.
+    Of what is ``compiled``, "layout" stands in for ``TreeLayout`` and "root_layout" for what roots alone take.
     """
-    if tree.num_rows == 1:
+    alone = tree.num_rows == 1
+    layout = (compiled or {}).get("root_layout" if alone else "layout")
+    if alone and layout is None:
         return decode_plan(cache, groups, lengths, first_slot)
     first_row = first_slot * cache.rows_per_slot
     if any(tree.straight):
         positions, write, mask = _straight_layout(cache, groups, lengths, tree)
         return AttentionPlan(first_slot, len(lengths), tree.num_rows, positions, write + first_row, mask)
     device = cache.data.device
-    columns = counting(span_of(cache, max(lengths)), device)
+    columns = counting(span_of(cache, max(lengths) + alone), device)
     inputs = [tree.parents.to(device), torch.tensor(lengths, device=device), columns]
     positions, write, mask = layout(inputs) if layout is not None else TreeLayout(cache, groups)(*inputs)
     write = write.flatten() + first_row if first_row else write.flatten()
@@ -94,5 +98,5 @@ def layout_suits(cache: KVCache) -> bool:
 
 
 def layout_operator(cache: KVCache, groups: int) -> CompiledGraph:
-    """Stands in for TreeLayout, without going through tensors of what each row sees: see ``models/tree_layout.cpp``."""
+    """Stands in for TreeLayout and for ``decode_plan``, a number at a time: see ``models/tree_layout.cpp``."""
     return of_dense(torch.classes.moaserve.TreeLayout(cache.scratch, cache.rows_per_slot, groups).run)

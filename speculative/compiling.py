@@ -45,10 +45,11 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     target = engine.target
     target.compiled = load_long_graph(paths.pop("decoder")) if "decoder" in paths else tiled_decoder(target)
     loaded = {name: load_graph(package) for name, package in paths.items()}
-    engine.compiled = {
-        "head": loaded.pop("head") if "head" in loaded else tiled_head(target),
-        "layout": loaded.pop("layout") if "layout" in loaded else layout_operator(engine.cache, target.config.groups),
-    }
+    engine.compiled = {"head": loaded.pop("head") if "head" in loaded else tiled_head(target)}
+    if "layout" in loaded:
+        engine.compiled["layout"] = loaded.pop("layout")
+    else:
+        engine.compiled |= dict.fromkeys(("layout", "root_layout"), layout_operator(engine.cache, target.config.groups))
     drafter = innermost(engine.drafter)
     if isinstance(drafter, MoADrafter) and not drafter.borrowed:
         use_compiled(drafter, loaded)

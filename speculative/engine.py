@@ -240,7 +240,7 @@ class Engine:
         roots = self._tensor([sequence.tokens[-1:] for sequence in batch])
         token_ids = torch.cat((roots, tree.tokens.to(roots)), dim=1)
         lengths = [sequence.num_computed for sequence in batch]
-        plan = verify_plan(self.cache, self.target.config.groups, lengths, tree, self.compiled.get("layout"), batch[0].slot)
+        plan = verify_plan(self.cache, self.target.config.groups, lengths, tree, self.compiled, batch[0].slot)
         hidden, tapped = self.target.forward_tapped(token_ids.flatten(), plan, self.cache, self.taps)
         ready = [index for index, sequence in enumerate(batch) if not sequence.waits]
         if len(ready) < len(batch):

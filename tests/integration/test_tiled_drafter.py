@@ -16,7 +16,7 @@ from models.llama import Llama
 from models.moa import MoA
 from models.tiled_decoder import suits_head, tiled_head
 from models.tiles import has_tiles
-from speculative.batch import TreeLayout, layout_operator, layout_suits
+from speculative.batch import TreeLayout, layout_operator, layout_suits, verify_plan
 from speculative.drafters import tiled_block, tiled_memory
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.moa import MoADrafter
@@ -214,5 +214,11 @@ def test_a_tree_stands_where_pytorch_puts_it() -> None:
     expected = TreeLayout(cache, CONFIG.groups)(*inputs)
     for one, other in zip(layout_operator(cache, CONFIG.groups)(inputs), expected, strict=True):
         assert torch.equal(one, other) and one.dtype == other.dtype
+    lengths = [0, 64, 130]
+    plain = verify_plan(cache, CONFIG.groups, lengths, DraftTree.empty(3), first_slot=1)
+    layout = {"root_layout": layout_operator(cache, CONFIG.groups)}
+    alone = verify_plan(cache, CONFIG.groups, lengths, DraftTree.empty(3), layout, first_slot=1)
+    assert torch.equal(alone.positions, plain.positions) and torch.equal(alone.write, plain.write)
+    assert torch.equal(alone.mask, plain.mask) and alone.first_slot == 1
     with pytest.raises(RuntimeError, match="a parent stands behind its child"):
         layout_operator(cache, CONFIG.groups)([torch.tensor([[2, 0]]), torch.tensor([4]), torch.arange(64)])
