@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import IO, Any
 
 import torch
@@ -132,24 +132,35 @@ def main() -> None:
     """Compile the graphs named on standard input, after a Recipe in its first line; print each name when it is done."""
     # Compilers print too; standard output is for names.
     done, sys.stdout = sys.stdout, sys.stderr
-    cache, lines = Path(sys.argv[1]), SimpleQueue[str]()
+    cache, lines, busy = Path(sys.argv[1]), SimpleQueue[str](), Event()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what runs in the background ignore it
     with contextlib.suppress(KeyboardInterrupt):
-        Thread(target=_listen, args=(lines,), daemon=True).start()
-        graphs = Recipe(**json.loads(lines.get())).graphs()
+        Thread(target=_listen, args=(lines, busy), daemon=True).start()
+        if not (recipe := lines.get()):
+            return
+        busy.set()
+        graphs = Recipe(**json.loads(recipe)).graphs()
+        busy.clear()
         while name := lines.get():
+            busy.set()
             if name == RUNNER:
                 build_runner(_runner(cache))
             else:
                 compile_graph(graphs[name], _package(cache, graphs[name]))
+            busy.clear()
             print(name, file=done, flush=True)
 
 
-def _listen(lines: SimpleQueue[str]) -> None:
-    """Pass on what is asked for. Whoever closes standard input, or ends, waits for nothing more: what is half done is dropped."""
+def _listen(lines: SimpleQueue[str], busy: Event) -> None:
+    """Pass on what is asked for. Whoever closes standard input, or ends, waits for nothing more: what is half done is dropped.
+
+    A signal alone could come just before the main thread begins to wait, and be noticed never.
+    """
     for line in sys.stdin:
         lines.put(line.strip())
-    os.kill(os.getpid(), signal.SIGINT)
+    lines.put("")
+    if busy.is_set():
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":

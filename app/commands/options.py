@@ -56,8 +56,8 @@ NumThreads = Annotated[int | None, typer.Option(help="CPU threads. (default: PyT
 Compile = Annotated[
     str | None,
     typer.Option(
-        help="Compile the networks for this CPU: auto, on or off. Takes a minute or two, once; decoding is then some three times "
-        "faster for small models. (default: auto: where there is a C++ compiler and the model is small)",
+        help="Compile the networks for this CPU: auto, on or off. Takes half a minute to some minutes, once; decoding is then some "
+        "three times faster for small models. (default: auto: where there is a C++ compiler and the model is small)",
         rich_help_panel=ENGINE,
     ),
 ]

@@ -165,10 +165,16 @@ def test_a_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pat
         load("on", num_threads=1)
 
 
-def test_a_compiler_that_nobody_asks_any_more_ends_where_interrupts_are_ignored_too(tmp_path: Path) -> None:
-    # As they are for what a shell's script runs in the background.
-    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import runpy, sys; sys.argv[1:] = sys.argv[2:]; "
-    code = ignoring + "runpy.run_module('speculative.packages', run_name='__main__')"
+@pytest.mark.parametrize(
+    "deaf",
+    [
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)",  # as for what a shell's script runs in the background
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])",  # as if it had come just before the wait
+    ],
+)
+def test_a_compiler_that_nobody_asks_any_more_ends_however_interrupts_fare(tmp_path: Path, deaf: str) -> None:
+    code = f"import signal; {deaf}; import runpy, sys; sys.argv[1:] = sys.argv[2:]; "
+    code += "runpy.run_module('speculative.packages', run_name='__main__')"
     with subprocess.Popen([sys.executable, "-c", code, "-", str(tmp_path)], stdin=subprocess.PIPE) as child:
         assert child.stdin is not None
         child.stdin.close()
