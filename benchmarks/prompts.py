@@ -104,7 +104,7 @@ def _asked(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, rng: random.
         answer = _reference(row)
     else:
         whole = str(tokenizer.apply_chat_template(row["messages"][: cut + 1], tools=tools, tokenize=False))
-        answer = whole.removeprefix(text) if whole.startswith(text) else row["messages"][cut].get("content")
+        answer = whole.removeprefix(text).rstrip() if whole.startswith(text) else row["messages"][cut].get("content")
     return _Asked(text, tuple(messages), answer)
 
 

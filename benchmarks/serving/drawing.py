@@ -79,12 +79,13 @@ def _latency(found: Found, title: str, capacity: float | None) -> Figure:
             for way, colour in _ways(found).items():
                 known = [(rate, latency(found[rate, way])) for rate in _rates(found) if (rate, way) in found]
                 points = [(rate, value(each) * 1e3) for rate, each in known if each is not None]
-                _line(axis, points, way, colour)
-            axis.set_yscale("log")
-            axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axis.yaxis.set_major_formatter(FuncFormatter(_plain))
-            axis.yaxis.set_minor_formatter(NullFormatter())
+                _line(axis, [(rate, each) for rate, each in points if each > 0], way, colour)
             _scale(axis, _rates(found))
+            if any(len(line.get_ydata()) for line in axis.lines):  # a text that comes at once leaves nothing between
+                axis.set_yscale("log")
+                axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+                axis.yaxis.set_major_formatter(FuncFormatter(_plain))
+                axis.yaxis.set_minor_formatter(NullFormatter())
     for axis, name in zip(axes[0], _LATENCIES, strict=True):
         axis.set_title(name)
         _loads(axis, _rates(found), capacity)

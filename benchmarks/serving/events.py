@@ -111,7 +111,7 @@ class EventReader:
         """The stream is over: what is wrong with it, if anything is."""
         if self.error is None:
             if not self._finished or self.last is None:
-                self.error = "the stream broke off" if self.last else "the answer is no stream of events"
+                self.error = "the stream broke off" if self.last is not None else "the answer is no stream of events"
             elif self.usage is None:
                 self.error = "the answer came without usage: the server must know stream_options.include_usage"
         return self.error

@@ -120,7 +120,7 @@ class Watcher(Protocol):
 
 async def measure(plan: Plan, results: Results, watcher: Watcher) -> None:
     """Run the plan, and add to ``results``; raises ProcessError for servers that do not start, ServerError for those that fail."""
-    with pinned(plan.client_cores):
+    with pinned(plan.client_cores), _frozen():
         async with hosted(plan.host, plan.ways, plan.server_cores) as places:
             await _prepare(plan, places, results)
             rates, workload = results.rates, plan.workload
@@ -222,6 +222,17 @@ async def _load(plan: Plan, place: Place, rate: float, round: int, watcher: Watc
         cost=cost,
         client_share=spent / wall,
     )
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """What this process has loaded by now is not looked at when garbage is collected."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
