@@ -11,7 +11,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,9 +29,10 @@ class AddressError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server answers; ``path`` ends in ``/v1``, or whatever its routes stand under."""
+    """Where a server answers, and what certificates call it; ``path`` ends in ``/v1``, or whatever its routes stand under."""
 
     host: str
+    name: str
     port: int
     path: str
     tls: ssl.SSLContext | None = field(repr=False)
@@ -49,7 +50,21 @@ class Address:
             raise AddressError("it must be http://HOST:PORT/v1 or https://…")
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        return cls(parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"), tls, f"Host: {parts.netloc}\r\n{key}")
+        return cls(
+            parts.hostname,
+            parts.hostname,
+            port or (443 if tls else 80),
+            parts.path.rstrip("/"),
+            tls,
+            f"Host: {parts.netloc}\r\n{key}",
+        )
+
+    async def located(self) -> Address:
+        """The same by number, so that no request waits for a name: where something listens now. Raises OSError."""
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, self.host, self.port)
+        host = transport.get_extra_info("peername")[0]
+        transport.abort()
+        return replace(self, host=host)
 
     def request(self, route: str, body: dict[str, Any]) -> bytes:
         """All that is sent to ask ``body`` of a route such as /completions."""
@@ -147,7 +162,11 @@ async def ask(address: Address, request: bytes, due: float, timeout: float, cloc
     async def exchange() -> _Exchange:
         nonlocal transport
         transport, protocol = await loop.create_connection(
-            lambda: _Exchange(request, done, clock), address.host, address.port, ssl=address.tls
+            lambda: _Exchange(request, done, clock),
+            address.host,
+            address.port,
+            ssl=address.tls,
+            server_hostname=address.name if address.tls else None,
         )
         await done
         return protocol

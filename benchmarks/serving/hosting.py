@@ -116,7 +116,10 @@ def _own(name: str, servers: dict[ServerName, Process]) -> Place:
 
 
 async def _other(other: Other) -> Place:
-    address = Address.of(other.base_url, other.api_key)
+    try:
+        address = await Address.of(other.base_url, other.api_key).located()
+    except OSError as error:
+        raise ServerError(f"no server answers ({error})") from error
     model = other.served_model or await _model(other)
     return Place(other.name, address, other.form, {"model": model} | other.body, {})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from benchmarks.serving.measuring import Plan, Results
 
 
 def print_results(results: Results, plan: Plan, compared: Kept | None, notes: Sequence[str]) -> None:
-    """Two tables for each rate, and what to read them with; ``notes`` stand at the end."""
+    """Three tables for each rate, and what to read them with; ``notes`` stand at the end."""
     console = Console()
     found = rows(results, compared.plain if compared else None)
     every = pooled([*found, *(compared.rows if compared else ())])
@@ -25,7 +25,7 @@ def print_results(results: Results, plan: Plan, compared: Kept | None, notes: Se
         if not here:
             continue
         share = f" ({rate / results.capacity.requests_per_second:.2f} of capacity)" if results.capacity else ""
-        console.print(_latencies(f"{rate:g} requests/s{share}; milliseconds, p50 / p90 / p99", here), _throughput(here))
+        console.print(_latencies(f"{rate:g} requests/s{share}; ms, p50/p90/p99", here), _speed_ups(here), _throughput(here))
     if (capacity := results.capacity) is not None:
         console.print(
             f"Capacity: plain decoding sustains {capacity.requests_per_second:.2f} requests/s, {capacity.tokens_per_second:.0f} "
@@ -69,46 +69,50 @@ def _table(title: str | None, *names: str) -> Table:
     table = Table(title=title)
     table.add_column("")
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     return table
 
 
 def _latencies(title: str, here: Mapping[str, Figures]) -> Table:
-    table = _table(title, "to the first token", "between texts", "per token", "end to end")
+    table = _table(title, "first token", "between texts", "per token", "end to end")
     for way, each in here.items():
         table.add_row(way, *map(_percentiles, (each.ttft, each.itl, each.tpot, each.e2e)))
     return table
 
 
-def _throughput(here: Mapping[str, Figures]) -> Table:
-    names = ("over off, end to end", "tokens/s", "requests/s", "goodput", "in flight", "busy", "τ", "same text", "failed")
-    table = _table(None, *names)
+def _speed_ups(here: Mapping[str, Figures]) -> Table:
+    table = _table(None, "over off, end to end", "τ", "same text", "failed")
     for way, each in here.items():
         up = each.speed_up
         table.add_row(
             way,
             "–" if up is None else _spread(up.e2e),
-            f"{each.tokens_per_second:.1f}",
-            f"{each.requests_per_second:.2f}",
-            f"{each.goodput:.2f}",
-            f"{each.in_flight:.1f}",
-            _known(each.busy, lambda share: f"{share:.0%}"),
-            _known(each.tau, lambda tau: f"{tau:.2f}"),
+            "–" if each.tau is None else f"{each.tau:.2f}",
             "–" if up is None else f"{up.same} of {up.pairs}",
             f"{each.failed} of {each.requests}",
         )
     return table
 
 
-def _known(value: float | None, text: Callable[[float], str]) -> str:
-    return "–" if value is None else text(value)
+def _throughput(here: Mapping[str, Figures]) -> Table:
+    table = _table(None, "tokens/s", "requests/s", "goodput", "in flight", "busy")
+    for way, each in here.items():
+        table.add_row(
+            way,
+            f"{each.tokens_per_second:.1f}",
+            f"{each.requests_per_second:.2f}",
+            f"{each.goodput:.2f}",
+            f"{each.in_flight:.1f}",
+            "–" if each.busy is None else f"{each.busy:.0%}",
+        )
+    return table
 
 
 def _percentiles(each: Percentiles | None) -> str:
     if each is None:
         return "–"
     values = [value * 1e3 for value in (each.p50, each.p90, each.p99)]
-    return " / ".join(f"{value:.{0 if value >= 100 else 1}f}" for value in values)
+    return "/".join(f"{value:.{0 if value >= 100 else 1}f}" for value in values)
 
 
 def _spread(spread: Spread) -> str:

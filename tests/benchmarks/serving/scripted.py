@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ class Scripted:
 
 
 @asynccontextmanager
-async def scripted(answer: Answer = three_words) -> AsyncIterator[Scripted]:
+async def scripted(answer: Answer = three_words, tls: ssl.SSLContext | None = None) -> AsyncIterator[Scripted]:
+    """On this machine, as 127.0.0.1; with ``tls`` as localhost."""
     server: Scripted
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,8 +60,9 @@ async def scripted(answer: Answer = three_words) -> AsyncIterator[Scripted]:
         finally:
             writer.close()
 
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    server = Scripted(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1")
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    port = listening.sockets[0].getsockname()[1]
+    server = Scripted(f"https://localhost:{port}/v1" if tls else f"http://127.0.0.1:{port}/v1")
     try:
         yield server
     finally:

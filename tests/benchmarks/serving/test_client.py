@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +97,25 @@ async def test_where_nobody_listens_there_is_no_connection() -> None:
         address = Address.of(server.url)
     outcome = await ask(address, address.request("/completions", {}), time.perf_counter(), 20.0)
     assert str(outcome.error).startswith("no connection: ")
+
+
+async def test_servers_are_trusted_by_their_certificates_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make certificates with: apt-get install openssl")
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=test"]
+    named = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
+    subprocess.run(["openssl", "req", *kind, *named], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    async with scripted(tls=tls) as server:
+        stranger = await Address.of(server.url).located()
+        refused = await ask(stranger, stranger.request("/completions", {}), time.perf_counter(), 20.0)
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+        address = await Address.of(server.url).located()
+        assert address.host == "127.0.0.1"
+        outcome = await ask(address, address.request("/completions", {}), time.perf_counter(), 20.0)
+    assert "CERTIFICATE_VERIFY_FAILED" in str(refused.error) and outcome.error is None and outcome.tokens == 3
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http:///v1", "http://host:99999/v1"])

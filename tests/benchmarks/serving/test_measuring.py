@@ -133,7 +133,6 @@ async def test_requests_that_fail_are_counted_and_told(monkeypatch: pytest.Monke
     assert up is not None and up.pairs == 4
     assert "FAILED: tree, 200/s: 4 requests: 429: full" in failing(results)
     assert any("1 warming up" in line for line in failing(results))
-    monkeypatch.setenv("COLUMNS", "200")
     print_results(results, asked, None, ["It was a test."])
     told = capsys.readouterr().out
     assert "4 of 8" in told and "FAILED: tree" in told and "It was a test." in told
