@@ -100,9 +100,10 @@ def _throughput(found: Found, title: str, capacity: float | None) -> Figure:
         "tokens a second": lambda each: each.tokens_per_second,
         GOODPUT: lambda each: each.goodput,
         "requests in flight": lambda each: each.in_flight,
-        "τ": lambda each: each.tau,
+        "τ, where something was drafted": lambda each: each.tau,
+        "tokens a pass of the target": lambda each: each.tokens_per_pass,
     }
-    picture, axes = plt.subplots(1, len(shown), figsize=(16, 4.5), squeeze=False, layout="constrained")
+    picture, axes = plt.subplots(1, len(shown), figsize=(18, 4.5), squeeze=False, layout="constrained")
     picture.suptitle(title)
     for axis, (name, value) in zip(axes[0], shown.items(), strict=True):
         for way, colour in _ways(found).items():

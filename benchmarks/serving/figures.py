@@ -63,7 +63,8 @@ class Figures:
 
     ``ttft`` is the time to the first token, ``itl`` between pieces of text, ``tpot`` for each token after the first, ``e2e`` to the
     end, ``late`` what the generator lost. ``seconds`` are of all rounds; ``in_flight`` requests were being answered on average.
-    ``tau`` are tokens per verification that carried a draft, ``tokens_per_pass`` per pass of the target, prompts' included.
+    ``tau`` are tokens per verification that carried a draft, ``drafted`` is the share of the target's passes that were such, and
+    ``tokens_per_pass`` is of all passes, prompts' included.
     ``busy`` is the share of time that the server's engine was at its steps, ``server_cpu`` processor seconds a token.
     """
 
@@ -82,6 +83,7 @@ class Figures:
     late: Percentiles | None
     latest: float
     tau: float | None
+    drafted: float | None
     tokens_per_pass: float | None
     cached_share: float
     busy: float | None
@@ -135,7 +137,7 @@ def _figures(runs: Sequence[Run], slo: Slo | None, plain: Mapping[Asked, Outcome
     good = [outcome for outcome in every if outcome.error is None]
     seconds = sum(run.seconds for run in runs)
     tokens = sum(outcome.tokens for outcome in good)
-    passes = [outcome for outcome in good if outcome.passes is not None]
+    passes = sum(outcome.passes or 0 for outcome in good)
     wall = sum(run.wall for run in runs)
 
     def spent(cost: Callable[[Run], float | None]) -> float | None:
@@ -163,7 +165,8 @@ def _figures(runs: Sequence[Run], slo: Slo | None, plain: Mapping[Asked, Outcome
         late=Percentiles.of(outcome.late for outcome in every),
         latest=max((outcome.late for outcome in every), default=0.0),
         tau=_tau(good),
-        tokens_per_pass=sum(each.tokens for each in passes) / max(1, sum(each.passes or 0 for each in passes)) if passes else None,
+        drafted=sum(outcome.drafts or 0 for outcome in good) / passes if passes else None,
+        tokens_per_pass=tokens / passes if passes else None,
         cached_share=sum(outcome.cached_tokens for outcome in good) / max(1, sum(outcome.prompt_tokens for outcome in good)),
         busy=None if busy is None else busy / wall,
         server_cpu=None if server is None else server / max(1, tokens),
@@ -207,10 +210,18 @@ def _per_token(outcome: Outcome) -> float:
 
 def doubts(rows: Sequence[Row]) -> list[str]:
     """Where the generator may have been what was measured."""
-    told = []
-    for (rate, way), each in pooled(rows).items():
-        if each.late is not None and each.late.p99 > LATE_S:
-            told.append(f"{way}, {rate:g}/s: a hundredth of the requests was sent {each.late.p99 * 1e3:.1f} ms late or more")
-        if each.client_share > BUSY:
-            told.append(f"{way}, {rate:g}/s: the generator used {each.client_share:.0%} of a processor")
+    told, every = [], pooled(rows)
+    late = {key: each.late.p99 for key, each in every.items() if each.late is not None and each.late.p99 > LATE_S}
+    busy = {key: each.client_share for key, each in every.items() if each.client_share > BUSY}
+    if late:
+        rate, way = max(late, key=lambda key: late[key])
+        told.append(
+            f"{len(late)} of {len(every)} loads had a hundredth of their requests sent more than {LATE_S * 1e3:g} ms late, "
+            f"{way} at {rate:g}/s {late[rate, way] * 1e3:.1f} ms"
+        )
+    if busy:
+        rate, way = max(busy, key=lambda key: busy[key])
+        told.append(
+            f"{len(busy)} of {len(every)} loads kept the generator busy, {way} at {rate:g}/s {busy[rate, way]:.0%} of the time"
+        )
     return told

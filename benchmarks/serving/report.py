@@ -81,13 +81,14 @@ def _latencies(title: str, here: Mapping[str, Figures]) -> Table:
 
 
 def _speed_ups(here: Mapping[str, Figures]) -> Table:
-    table = _table(None, "over off, end to end", "τ", "same text", "failed")
+    table = _table(None, "over off, end to end", "τ", "drafted", "same text", "failed")
     for way, each in here.items():
         up = each.speed_up
         table.add_row(
             way,
             "–" if up is None else _spread(up.e2e),
             "–" if each.tau is None else f"{each.tau:.2f}",
+            "–" if each.drafted is None else f"{each.drafted:.0%}",
             "–" if up is None else f"{up.same} of {up.pairs}",
             f"{each.failed} of {each.requests}",
         )

@@ -66,6 +66,7 @@ def test_acceptance_is_of_verifications_that_carried_a_draft() -> None:
     answers = [outcome(0.1, 1, drafts=4, accepted=8, passes=7), outcome(0.1, 1, drafts=1, accepted=1, passes=3)]
     found = of(figures([run("tree", answers)], None, {}), "tree")
     assert found.tau == pytest.approx(1 + 9 / 5) and found.tokens_per_pass == pytest.approx(22 / 10)
+    assert found.drafted == pytest.approx(5 / 10)
     plain = of(figures([run("off", [outcome(0.1, 1, drafts=0, accepted=0, passes=11)])], None, {}), "off")
     assert plain.tau == 1.0
 
@@ -90,7 +91,10 @@ def test_a_generator_that_is_late_or_busy_is_told_of() -> None:
     late = run("tree", [replace(outcome(0.1, 1.0), late=0.02)] * 10)
     busy = replace(run("chain", [outcome(0.1, 1.0)] * 10), client_share=0.8)
     told = doubts(figures([good, late, busy], None, {}))
-    assert len(told) == 2 and "chain, 2/s: the generator used 80%" in told[0] and "20.0 ms late" in told[1]
+    assert told == [
+        "1 of 3 loads had a hundredth of their requests sent more than 5 ms late, tree at 2/s 20.0 ms",
+        "1 of 3 loads kept the generator busy, chain at 2/s 80% of the time",
+    ]
 
 
 @pytest.mark.parametrize(
