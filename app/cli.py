@@ -11,6 +11,7 @@ from app.commands.bench import bench
 from app.commands.bench_alone import alone
 from app.commands.bench_network import network
 from app.commands.bench_servers import lossless, turns
+from app.commands.bench_serving import serving
 from app.commands.chat import chat
 from app.commands.edge import edge
 from app.commands.evaluate import evaluate
@@ -37,6 +38,7 @@ bench.command()(alone)
 bench.command()(lossless)
 bench.command()(turns)
 bench.command()(network)
+bench.command()(serving)
 cli.add_typer(bench)
 
 

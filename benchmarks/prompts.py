@@ -6,7 +6,7 @@ import gzip
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,34 @@ class PromptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, tokenized, and where it comes from."""
+    """One prompt, tokenized, and where it comes from.
+
+    ``text`` is what was tokenized and ``messages`` what that was rendered from, tools left out. ``answer_tokens`` is the length of
+    the file's own answer, None where it has none or nobody asked.
+    """
 
     source: str
     token_ids: tuple[int, ...]
+    text: str = field(default="", compare=False, repr=False)
+    messages: tuple[dict[str, Any], ...] = field(default=(), compare=False, repr=False)
+    answer_tokens: int | None = field(default=None, compare=False)
 
 
-def load_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, *, count: int, max_tokens: int, seed: int) -> list[Prompt]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    text: str
+    messages: tuple[dict[str, Any], ...]
+    answer: str | None
+
+
+def load_prompts(
+    path: Path, tokenizer: PreTrainedTokenizerBase, *, count: int, max_tokens: int, seed: int, with_answers: bool = False
+) -> list[Prompt]:
     """``count`` prompts of at most ``max_tokens`` tokens, drawn with ``seed``.
 
     A line holds ``{"messages": […], "tools": […]?}`` (cut before one of its assistant turns, drawn too), ``{"turns": […]}`` (the
-    first is asked) or ``{"prompt": "…"}`` (continued as it stands).
+    first is asked) or ``{"prompt": "…"}`` (continued as it stands). ``with_answers`` counts the tokens of that assistant turn, or
+    of the line's ``"reference"``, a text or a text for each turn.
     """
     lines = list(read_lines(path))
     rng = random.Random(seed)
@@ -41,12 +58,14 @@ def load_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, *, count: int, 
         if len(prompts) == count:
             break
         try:
-            text = _render(row, tokenizer, rng)
+            asked = _asked(row, tokenizer, rng, with_answers)
         except (KeyError, TypeError, AttributeError) as error:
             raise PromptError(f"{path}, line {number}: not a dialogue, a question or a prompt ({error!r})") from error
-        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+        token_ids = tokenizer(asked.text, add_special_tokens=False)["input_ids"] if asked.text else []
         if 0 < len(token_ids) <= max_tokens:
-            prompts.append(Prompt(str(row.get("source", row.get("category", "prompt"))), tuple(token_ids)))
+            source = str(row.get("source", row.get("category", "prompt")))
+            answer = len(tokenizer(asked.answer, add_special_tokens=False)["input_ids"]) if asked.answer else None
+            prompts.append(Prompt(source, tuple(token_ids), asked.text, asked.messages, answer))
     if not prompts:
         raise PromptError(f"{path} holds no prompt of at most {max_tokens} tokens")
     return prompts
@@ -66,12 +85,29 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise PromptError(f"cannot read {path}: {error}") from error
 
 
-def _render(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> str:
+def _asked(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, rng: random.Random, with_answers: bool) -> _Asked:
     if "prompt" in row:
-        return str(row["prompt"])
+        text = str(row["prompt"])
+        return _Asked(text, ({"role": "user", "content": text},), _reference(row) if with_answers else None)
+    cut = None
     if "turns" in row:
         messages: list[dict[str, Any]] = [{"role": "user", "content": row["turns"][0]}]
     else:
         turns = [index for index, message in enumerate(row["messages"]) if message["role"] == "assistant" and index]
-        messages = row["messages"][: rng.choice(turns)] if turns else row["messages"]
-    return str(tokenizer.apply_chat_template(messages, tools=row.get("tools"), tokenize=False, add_generation_prompt=True))
+        cut = rng.choice(turns) if turns else None
+        messages = row["messages"][:cut]
+    tools = row.get("tools")
+    text = str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True))
+    if not with_answers:
+        answer = None
+    elif cut is None:
+        answer = _reference(row)
+    else:
+        whole = str(tokenizer.apply_chat_template(row["messages"][: cut + 1], tools=tools, tokenize=False))
+        answer = whole.removeprefix(text).rstrip() if whole.startswith(text) else row["messages"][cut].get("content")
+    return _Asked(text, tuple(messages), answer)
+
+
+def _reference(row: dict[str, Any]) -> str | None:
+    told = row.get("reference")
+    return told[0] if isinstance(told, list) and told else told if isinstance(told, str) else None

@@ -41,6 +41,31 @@ def test_plain_prompts_and_gzip_are_read(tmp_path: Path, tokenizer) -> None:
     assert load(path, tokenizer) == ["Once upon a time"]
 
 
+def test_a_files_own_answers_are_counted_where_they_are_asked_for(tmp_path: Path, tokenizer) -> None:
+    call = {"type": "function", "function": {"name": "Book", "arguments": '{"time": "7 pm"}'}}
+    path = write(
+        tmp_path / "p.jsonl",
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+        {"messages": [{"role": "user", "content": "At 7"}, {"role": "assistant", "content": "", "tool_calls": [call]}]},
+        {"turns": ["Why?", "And then?"], "reference": ["Because", "Nothing"]},
+        {"prompt": "Once", "reference": "upon a time"},
+        {"prompt": "Twice"},
+    )
+
+    def length(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    prompts = load_prompts(path, tokenizer, count=10, max_tokens=500, seed=0, with_answers=True)
+    by_message = {prompt.messages[0]["content"]: prompt for prompt in prompts}
+    found = {content: prompt.answer_tokens for content, prompt in by_message.items()}
+    called = found.pop("At 7")
+    ended = length("Hello<|im_end|>")
+    assert found == {"Hi": ended, "Why?": length("Because"), "Once": length("upon a time"), "Twice": None}
+    assert called is not None and called > length('{"time": "7 pm"}')
+    assert tokenizer.decode(list(by_message["Hi"].token_ids)) == by_message["Hi"].text
+    assert all(prompt.answer_tokens is None for prompt in load_prompts(path, tokenizer, count=10, max_tokens=500, seed=0))
+
+
 def test_long_prompts_are_left_out_and_a_seed_draws_the_same(tmp_path: Path, tokenizer) -> None:
     path = write(tmp_path / "p.jsonl", *({"prompt": "word " * n} for n in range(1, 30)))
     few = load(path, tokenizer, max_tokens=10, count=5, seed=3)

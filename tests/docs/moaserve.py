@@ -25,6 +25,7 @@ LESS = {
     "bench predictions": ["--num-prompts", "1", "--max-tokens", "16"],
     "bench answers": PROMPTS,
     "bench turns": ["--conversations", "1", "--tokens", "64"],
+    "bench serving": ["--num-prompts", "2", "--max-tokens", "4", "--seconds", "0", "--num-requests", "2", "--rounds", "1"],
     "bench watching": ["--rounds", "2", "--num-requests", "2", "--max-tokens", "4", "--compile", "off"],
 }
 ONCE = {"eval": ["--shape", "tree", "--temperature", "0"]}
