@@ -132,13 +132,15 @@ class ChatWriter:
         """The chunk that names the role."""
         return self._chunk(ChunkChoice(index=index, delta=Delta(role="assistant", content=""), logprobs=None, finish_reason=None))
 
-    def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk | None:
-        """More of the message."""
+    def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk | str | None:
+        """More of the message; its mere text where that is all."""
         split = self._splitter(index).feed(output)
         content, calls, told_before = split.text, split.calls, self._characters.get(index, 0) - split.dropped
         self._characters[index] = told_before + len(content)
         if not (content or calls or output.logprobs or output.written or (self._origins and output.new_token_ids)):
             return None
+        if not (calls or self._tokens or output.written or self._origins):
+            return content
         delta = Delta(content=content) if content or not calls else Delta()
         if calls:
             delta.tool_calls = [_call_delta(call) for call in calls]
@@ -149,6 +151,10 @@ class ChatWriter:
         if output.written is not None:
             chunk.edge = EdgeNote.of(output.written, told_before, output.written.first_token)
         return chunk
+
+    def words(self, index: int, text: str) -> ChatCompletionChunk:
+        """More of the message's text."""
+        return self._chunk(ChunkChoice(index=index, delta=Delta(content=text), logprobs=None, finish_reason=None))
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> ChatCompletionChunk:
         """The message's end."""

@@ -63,7 +63,6 @@ def _configure_logging(settings: HttpSettings) -> None:
     configure(settings.log_level, settings.log_format)
     for chatty in ("uvicorn.error", "httpx", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    logging.getLogger("sse_starlette").setLevel(logging.WARNING)  # at debug level it logs what is streamed
 
 
 def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[[], CommandEngine], what: str) -> int:
