@@ -12,18 +12,22 @@ from app.errors import InvalidParameterError
 from app.generation import Choice
 from app.origins import Origins
 from app.responses import Completion, CompletionChoice, CompletionLogprobs, EdgeNote, FinishReason
-from app.tokens import TokenTexts, encoded
+from app.tokens import TokenTexts, check_length, encoded
 from app.usage import ResponseMetrics, Usage
 from speculative.request import RequestOutput, TokenLogprob, Written
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-def prompt_tokens(tokenizer: Any, vocab_size: int, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-    """Each prompt as token ids; texts get the special tokens that the tokenizer adds, ids are taken as they are."""
+def prompt_tokens(tokenizer: Any, vocab_size: int, prompts: Sequence[str | list[int]], most: int) -> list[list[int]]:
+    """Each prompt as token ids; texts get the special tokens that the tokenizer adds, ids are taken as they are.
+
+    Raises InvalidParameterError, and ContextLengthError for texts that are far longer than the ``most`` tokens of a context.
+    """
     tokenized = []
     for prompt in prompts:
         if isinstance(prompt, str):
+            check_length(tokenizer, prompt, "prompt", most)
             ids = encoded(tokenizer, prompt, "prompt")
         else:
             ids = prompt

@@ -119,14 +119,14 @@ class _Stream(StreamingResponse):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         loop = asyncio.get_running_loop()
         last = loop.time()
+        pinging: asyncio.TimerHandle
 
         def ping() -> None:
             nonlocal pinging
-            silent = loop.time() - last
-            if silent >= PING_S:
+            if (left := last + PING_S - loop.time()) <= 0:
                 self._unsent.append(PING)
                 self._news.set()
-            pinging = loop.call_later(PING_S - silent if silent < PING_S else PING_S, ping)
+            pinging = loop.call_later(left if left > 0 else PING_S, ping)
 
         pinging = loop.call_later(PING_S, ping)
         try:
