@@ -13,7 +13,7 @@ import anyio.to_thread
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 SMALL: Final = 32 * 1024
@@ -32,14 +32,14 @@ class BodyRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """As in APIRoute."""
         handler = super().get_route_handler()
-        if (kind := get_type_hints(self.endpoint, include_extras=True).get("body")) is None:
+        kind: type[BaseModel] | None = get_type_hints(self.endpoint).get("body")
+        if kind is None:
             return handler
-        validator: TypeAdapter[Any] = TypeAdapter(kind)
         one = anyio.CapacityLimiter(1)
 
         async def handle(request: Request) -> Response:
             try:
-                return await handler(_LargeBody(request, validator, one))
+                return await handler(_LargeBody(request, kind, one))
             except HTTPException as error:
                 if isinstance(error.__cause__, RequestValidationError):  # FastAPI takes it for a fault of parsing
                     raise error.__cause__ from None
@@ -49,9 +49,9 @@ class BodyRoute(APIRoute):
 
 
 class _LargeBody(Request):
-    def __init__(self, request: Request, validator: TypeAdapter[Any], one: anyio.CapacityLimiter) -> None:
+    def __init__(self, request: Request, kind: type[BaseModel], one: anyio.CapacityLimiter) -> None:
         super().__init__(request.scope, request.receive)
-        self._validator, self._one = validator, one
+        self._kind, self._one = kind, one
 
     async def json(self) -> Any:
         """What the body holds; of a large one what its route takes, which FastAPI need not validate again."""
@@ -60,10 +60,10 @@ class _LargeBody(Request):
             return await super().json()
         return await anyio.to_thread.run_sync(self._validated, body, limiter=self._one)
 
-    def _validated(self, body: bytes) -> Any:
+    def _validated(self, body: bytes) -> BaseModel:
         given = parse(body)
         try:
-            return self._validator.validate_python(given)
+            return self._kind.model_validate(given)
         except ValidationError as error:
             problems = error.errors(include_url=False, include_input=False)
             raise RequestValidationError([each | {"loc": ("body", *each["loc"])} for each in problems]) from error

@@ -30,6 +30,7 @@ def create_app(settings: HttpSettings, engine: ServingEngine) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        app.prepare()
         serving.stores.start()
         await engine.start()
         try:
