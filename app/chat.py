@@ -56,6 +56,11 @@ def prompt_tokens(
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InvalidParameterError("This model has no chat template; use /v1/completions.", param="messages")
+    if most is not None and len(messages) > most:  # each is a token at least
+        raise ContextLengthError(
+            f"This model's maximum context length is {most} tokens. However, your conversation has {len(messages)} messages.",
+            param="messages",
+        )
     conversation = [_template_message(message) for message in messages]
     variables = options.chat_template_kwargs or {}
     # Its own parameters are none of the template's variables: one of them is the template.

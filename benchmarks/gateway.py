@@ -137,7 +137,6 @@ def measure(
                 await bench.rounds(concurrency, rounds, progress)
             for name, disturbance in disturbances(engine, asked, max_tokens).items():
                 await bench.disturbed(name, disturbance, max(concurrencies))
-                progress()
             return bench.result
 
     server = _Measured(uvicorn.Config(create_app(settings, engine), **uvicorn_options(settings)), work)

@@ -25,6 +25,7 @@ LESS = {
     "bench predictions": ["--num-prompts", "1", "--max-tokens", "16"],
     "bench answers": PROMPTS,
     "bench turns": ["--conversations", "1", "--tokens", "64"],
+    "bench gateway": ["--rounds", "1", "--num-requests", "2", "--concurrency", "2", "--max-tokens", "4", "--compile", "off"],
     "bench watching": ["--rounds", "2", "--num-requests", "2", "--max-tokens", "4", "--compile", "off"],
 }
 ONCE = {"eval": ["--shape", "tree", "--temperature", "0"]}
