@@ -46,6 +46,11 @@ async def tokenize(serving: Serving, work: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(work, limiter=serving.tokenizing)
 
 
+async def off_loop(much: bool, work: Callable[[], T]) -> T:
+    """What ``work`` returns; in a thread where it is ``much``."""
+    return await anyio.to_thread.run_sync(work) if much else work()
+
+
 async def compile_grammar(serving: Serving, grammar: Grammar) -> None:
     """Compile a grammar off the event loop; raises InvalidRequestError for one that cannot be followed."""
     await anyio.to_thread.run_sync(serving.engine.check_grammar, grammar, limiter=serving.compiling)
@@ -90,5 +95,10 @@ async def answer(
         places.release()
     stats = [choice.stats for choice in choices]
     chosen = best(choices, body.n or 1, body.candidates)
-    document = writer.whole(chosen, Usage.of(stats, body.candidates), ResponseMetrics.of(stats))
-    return Response(document.model_dump_json(exclude_unset=True), media_type="application/json")
+
+    def document() -> str:
+        whole = writer.whole(chosen, Usage.of(stats, body.candidates), ResponseMetrics.of(stats))
+        return whole.model_dump_json(exclude_unset=True)
+
+    much = body.logprob_count is not None or body.prompt_logprob_count is not None  # a prompt's take longest of all
+    return Response(await off_loop(much, document), media_type="application/json")

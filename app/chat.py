@@ -30,48 +30,66 @@ from app.responses import (
     TopLogprob,
 )
 from app.schemas import Prediction
-from app.tokens import TokenTexts, encoded
+from app.tokens import TokenTexts, beginning, check_length, encoded, may_be_too_long
 from app.tools.parsing import CallDelta, ToolParser
 from app.tools.pieces import Pieces
 from app.tools.schemas import Tool
 from app.tools.splitting import Split, Splitter
 from app.usage import ResponseMetrics, Usage
+from speculative.errors import ContextLengthError
 from speculative.request import RequestOutput, TokenLogprob
 
 logger = logging.getLogger("moaserve.app")
 
 
-def prompt_tokens(tokenizer: Any, messages: Sequence[Message], options: TemplateOptions, tools: Sequence[Tool] = ()) -> list[int]:
-    """The conversation as the model's chat template writes it, ready for the assistant's turn unless the caller wants otherwise."""
+def prompt_tokens(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    options: TemplateOptions,
+    tools: Sequence[Tool] = (),
+    *,
+    most: int | None = None,
+) -> list[int]:
+    """The conversation as the model's chat template writes it, ready for the assistant's turn unless the caller wants otherwise.
+
+    Raises InvalidParameterError, and ContextLengthError where it is far longer than ``most`` tokens.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise InvalidParameterError("This model has no chat template; use /v1/completions.", param="messages")
+    if most is not None and len(messages) > most:  # each is a token at least
+        raise ContextLengthError(
+            f"This model's maximum context length is {most} tokens. However, your conversation has {len(messages)} messages.",
+            param="messages",
+        )
     conversation = [_template_message(message) for message in messages]
     variables = options.chat_template_kwargs or {}
     # Its own parameters are none of the template's variables: one of them is the template.
     if reserved := variables.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys():
         raise InvalidParameterError(f"'{min(reserved)}' is no variable of a chat template.", param="chat_template_kwargs")
     continues = bool(options.continue_final_message)
+    rendering = {
+        "add_generation_prompt": not continues if options.add_generation_prompt is None else options.add_generation_prompt,
+        "continue_final_message": continues,
+        **({"tools": [tool.for_template() for tool in tools]} if tools else {}),
+        **variables,
+    }
     try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            conversation,
-            add_generation_prompt=not continues if options.add_generation_prompt is None else options.add_generation_prompt,
-            continue_final_message=continues,
-            tokenize=True,
-            return_dict=False,
-            **({"tools": [tool.for_template() for tool in tools]} if tools else {}),
-            **variables,
-        )
+        if most is not None and may_be_too_long(sum(len(message.content or "") for message in messages), most):
+            check_length(tokenizer, tokenizer.apply_chat_template(conversation, tokenize=False, **rendering), "messages", most)
+        ids: list[int] = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=False, **rendering)
+    except ContextLengthError:
+        raise
     except Exception as error:  # a template is a program of the model's, and raises what it likes about its input
         logger.debug("chat template failed", exc_info=error)
         raise InvalidParameterError(f"The model's chat template cannot render these messages: {error}", param="messages") from error
     return ids
 
 
-def predicted_tokens(tokenizer: Any, prediction: Prediction | None) -> list[int]:
-    """What the caller expects the answer to be, as tokens."""
+def predicted_tokens(tokenizer: Any, prediction: Prediction | None, most: int) -> list[int]:
+    """What the caller expects the answer to be, as tokens; no more of it than a context of ``most`` tokens can hold."""
     if prediction is None:
         return []
-    return encoded(tokenizer, prediction.content, "prediction.content", add_special_tokens=False)
+    return encoded(tokenizer, beginning(prediction.content, most), "prediction.content", add_special_tokens=False)
 
 
 def _template_message(message: Message) -> dict[str, Any]:
@@ -132,13 +150,15 @@ class ChatWriter:
         """The chunk that names the role."""
         return self._chunk(ChunkChoice(index=index, delta=Delta(role="assistant", content=""), logprobs=None, finish_reason=None))
 
-    def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk | None:
-        """More of the message."""
+    def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk | str | None:
+        """More of the message; its mere text where that is all."""
         split = self._splitter(index).feed(output)
         content, calls, told_before = split.text, split.calls, self._characters.get(index, 0) - split.dropped
         self._characters[index] = told_before + len(content)
         if not (content or calls or output.logprobs or output.written or (self._origins and output.new_token_ids)):
             return None
+        if not (calls or self._tokens or output.written or self._origins):
+            return content
         delta = Delta(content=content) if content or not calls else Delta()
         if calls:
             delta.tool_calls = [_call_delta(call) for call in calls]
@@ -149,6 +169,10 @@ class ChatWriter:
         if output.written is not None:
             chunk.edge = EdgeNote.of(output.written, told_before, output.written.first_token)
         return chunk
+
+    def words(self, index: int, text: str) -> ChatCompletionChunk:
+        """More of the message's text."""
+        return self._chunk(ChunkChoice(index=index, delta=Delta(content=text), logprobs=None, finish_reason=None))
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> ChatCompletionChunk:
         """The message's end."""

@@ -9,6 +9,7 @@ import typer
 
 from app.commands.bench import bench
 from app.commands.bench_alone import alone
+from app.commands.bench_gateway import gateway
 from app.commands.bench_network import network
 from app.commands.bench_servers import lossless, turns
 from app.commands.bench_serving import serving
@@ -39,6 +40,7 @@ bench.command()(lossless)
 bench.command()(turns)
 bench.command()(network)
 bench.command()(serving)
+bench.command()(gateway)
 cli.add_typer(bench)
 
 

@@ -12,18 +12,22 @@ from app.errors import InvalidParameterError
 from app.generation import Choice
 from app.origins import Origins
 from app.responses import Completion, CompletionChoice, CompletionLogprobs, EdgeNote, FinishReason
-from app.tokens import TokenTexts, encoded
+from app.tokens import TokenTexts, check_length, encoded
 from app.usage import ResponseMetrics, Usage
 from speculative.request import RequestOutput, TokenLogprob, Written
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-def prompt_tokens(tokenizer: Any, vocab_size: int, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-    """Each prompt as token ids; texts get the special tokens that the tokenizer adds, ids are taken as they are."""
+def prompt_tokens(tokenizer: Any, vocab_size: int, prompts: Sequence[str | list[int]], most: int) -> list[list[int]]:
+    """Each prompt as token ids; texts get the special tokens that the tokenizer adds, ids are taken as they are.
+
+    Raises InvalidParameterError, and ContextLengthError for texts that are far longer than the ``most`` tokens of a context.
+    """
     tokenized = []
     for prompt in prompts:
         if isinstance(prompt, str):
+            check_length(tokenizer, prompt, "prompt", most)
             ids = encoded(tokenizer, prompt, "prompt")
         else:
             ids = prompt
@@ -89,10 +93,12 @@ class CompletionWriter:
         logprobs = self._prompt_logprobs(index, first.prompt_logprobs or ())
         return self._completion(CompletionChoice(index=index, text=self._echoed[index].text, logprobs=logprobs, finish_reason=None))
 
-    def text(self, index: int, output: RequestOutput) -> Completion | None:
-        """More of the text."""
+    def text(self, index: int, output: RequestOutput) -> Completion | str | None:
+        """More of the text, by itself where that is all."""
         if not (output.text_delta or output.logprobs or output.written or (self._origins and output.new_token_ids)):
             return None
+        if not (self._tokens or output.written or self._origins):
+            return output.text_delta
         note = None if output.written is None else self._note(index, output.written)
         logprobs = self._logprobs(index, output.logprobs or ())
         choice = CompletionChoice(index=index, text=output.text_delta, logprobs=logprobs, finish_reason=None)
@@ -102,6 +108,10 @@ class CompletionWriter:
         if note is not None:
             completion.edge = note
         return completion
+
+    def words(self, index: int, text: str) -> Completion:
+        """More of the text."""
+        return self._completion(CompletionChoice(index=index, text=text, logprobs=None, finish_reason=None))
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> Completion:
         """The text's end."""

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
+import anyio.to_thread
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 
 class Described(FastAPI):
-    """An application whose description says what it really answers: errors in OpenAI's shape, and no 422."""
+    """An application whose description says what it really answers: errors in OpenAI's shape, and no 422.
+
+    It is made when it is first asked for, in a thread: that takes tenths of a second.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._one, self._described = anyio.CapacityLimiter(1), False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As in FastAPI."""
+        if scope["type"] == "http" and not self._described and scope["path"].endswith(str(self.openapi_url)):
+            await anyio.to_thread.run_sync(self.openapi, limiter=self._one)
+            self._described = True
+        await super().__call__(scope, receive, send)
+
+    def prepare(self) -> None:
+        """Do what FastAPI leaves for each router's first request: streams that run then would notice it."""
+        for route in self.routes:
+            route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document."""

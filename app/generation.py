@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 from fastapi import Request as HttpRequest
@@ -23,6 +23,9 @@ from speculative.errors import EngineNotReadyError, EngineStepError
 from speculative.request import Grammar, Request, RequestOutput, RequestStats, TokenLogprob
 
 T = TypeVar("T")
+
+BEGUN_AT_ONCE: Final = 32
+"""Requests of one HTTP request that begin before others have their turn on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def requests_for(
         limit = body.token_limit
         if limit is None and default_limit is not None:
             limit = max(1, min(default_limit, info.max_model_len - len(prompt)))
+        token_ids = tuple(prompt)
         for choice in range(body.candidates):
             params = sampling_params(body, info.default_sampling, limit, choice)
             if grammar is not None:
@@ -69,7 +73,7 @@ def requests_for(
             requests.append(
                 Request(
                     f"{response_id}-{len(requests)}",
-                    tuple(prompt),
+                    token_ids,
                     params,
                     body.priority or 0,
                     tuple(prediction),
@@ -88,10 +92,11 @@ async def within(seconds: float, outputs: Outputs) -> Outputs:
     async with aclosing(outputs):
         while True:
             try:
-                output = await asyncio.wait_for(anext(outputs), deadline - time.monotonic())
+                with anyio.fail_after(deadline - time.monotonic()):  # `wait_for` makes a task for each output
+                    output = await anext(outputs)
             except StopAsyncIteration:
                 return
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 raise RequestTimeoutError(seconds) from None
             yield output
 
@@ -122,8 +127,12 @@ async def run(serving: Serving, requests: Sequence[Request], places: Places) -> 
         except Exception as error:
             arrived.put_nowait((index, error))
 
-    tasks = [asyncio.create_task(forward(index, request)) for index, request in enumerate(requests)]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for index, request in enumerate(requests):
+            tasks.append(asyncio.create_task(forward(index, request)))
+            if len(tasks) % BEGUN_AT_ONCE == 0:
+                await asyncio.sleep(0)
         running = len(tasks)
         while running:
             index, event = await arrived.get()

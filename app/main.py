@@ -17,7 +17,6 @@ from app.guard import Guard
 from app.middleware import AccessLog, ErrorCount, Head, Unexpected
 from app.routes import chat, completions, health, metrics, models, playground, responses, tokenize, verify
 from app.settings import HttpSettings
-from app.streaming import finish_streams_at_shutdown
 from app.tracing import TraceContext
 
 STORING_S = 2.0
@@ -31,7 +30,7 @@ def create_app(settings: HttpSettings, engine: ServingEngine) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        finish_streams_at_shutdown()
+        app.prepare()
         serving.stores.start()
         await engine.start()
         try:

@@ -50,6 +50,7 @@ def _is_token(ids: list[Any]) -> bool:
 _Text = Annotated[str, Field(min_length=1)]
 _Some = Annotated[list[T], Field(min_length=1)]
 LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
+Conversation = Annotated[list[Message], Field(fail_fast=True)]  # the first problem is told, and there could be many thousands
 StopTexts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 
 
@@ -175,7 +176,7 @@ class ChoicesRequest(SamplingRequest):
 class ChatCompletionRequest(ChoicesRequest, TemplateOptions, ToolOptions):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Conversation = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     prediction: Prediction | None = None
     logprobs: bool | None = None
@@ -264,7 +265,7 @@ class TokenizeRequest(TemplateOptions):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Conversation | None = Field(None, min_length=1)
     tools: list[Tool] | None = Field(None, max_length=128)
     add_special_tokens: bool | None = Field(None, description="Whether a prompt gets those that the tokenizer adds; default true.")
     return_token_strs: bool | None = Field(None, description="Tell each token's text too.")
@@ -280,4 +281,4 @@ class DetokenizeRequest(StrictModel):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]

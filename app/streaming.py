@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Final, Protocol
 
 import anyio
-from sse_starlette import EventSourceResponse
-from sse_starlette.sse import AppStatus
+import msgspec
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.errors import to_api_error
@@ -24,7 +25,13 @@ from speculative.request import Request, RequestOutput, RequestStats
 logger = logging.getLogger("moaserve.app")
 
 Chunk = ChatCompletionChunk | Completion
-DONE = b"data: [DONE]\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+PING: Final = b": ping\n\n"
+PING_S: Final = 15.0
+"""Seconds between two comments that keep a silent stream's connection open: proxies end it after a minute or less."""
+
+_MARK: Final = "\0text\0"
+"""Stands for a chunk's text while all around it is written."""
 
 
 class ChunkWriter(Protocol):
@@ -33,19 +40,17 @@ class ChunkWriter(Protocol):
     def begin(self, index: int, first: RequestOutput) -> Chunk | None:
         """What comes before a choice's text, if the API has a chunk for that."""
 
-    def text(self, index: int, output: RequestOutput) -> Chunk | None:
-        """More text of a choice, or log-probabilities of tokens that are no whole text yet, if there is anything to tell."""
+    def text(self, index: int, output: RequestOutput) -> Chunk | str | None:
+        """More of a choice, if there is anything to tell; the mere text where that is all, for which ``words`` has the chunk."""
+
+    def words(self, index: int, text: str) -> Chunk:
+        """A chunk with more text of a choice and nothing else."""
 
     def finish(self, index: int, reason: FinishReason, metrics: ResponseMetrics | None) -> Chunk:
         """A choice's last chunk; the last choice's carries the metrics of the whole response."""
 
     def summary(self, metrics: ResponseMetrics) -> Chunk:
         """The chunk without choices that ends a stream whose caller asked for usage."""
-
-
-def finish_streams_at_shutdown() -> None:
-    """Let streams end by themselves when the server is told to stop; sse-starlette would cut them off at once."""
-    AppStatus.enable_automatic_graceful_drain = False
 
 
 def stream(
@@ -55,7 +60,7 @@ def stream(
     body: ChoicesRequest,
     end: Callable[[], None],
     failed: Callable[[int, str], None],
-) -> EventSourceResponse:
+) -> StreamingResponse:
     """The streaming response to ``body``, the choices of ``requests``; a client that leaves closes ``outputs``.
 
     ``end`` is called however the response ends, also where the client left before ``outputs`` were begun, and ``failed`` with the
@@ -64,21 +69,82 @@ def stream(
     return _Stream(_events(outputs, writer, requests, body, failed), end)
 
 
-class _Stream(EventSourceResponse):
+class _Stream(StreamingResponse):
+    """Sends events as they come; those that come while others are being sent go together, each still an event.
+
+    A client that leaves ends it, whatever it waits for.
+    """
+
     def __init__(self, events: AsyncGenerator[bytes, None], end: Callable[[], None]) -> None:
-        super().__init__(events, sep="\n")
+        super().__init__(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type="text/event-stream")
         self._events, self._end = events, end
+        self._unsent: list[bytes] = []
+        self._news = asyncio.Event()
+        self._complete = False
+        self._failure: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._watch, receive, group.cancel_scope)
+                group.start_soon(self._collect)
+                try:
+                    await self._send(send)
+                except Exception as error:  # a group would wrap it
+                    self._failure = error
+                group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._events.aclose()  # a client may leave while none of its code runs
             self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _watch(self, receive: Receive, everything: anyio.CancelScope) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        everything.cancel()
+
+    async def _collect(self) -> None:
+        try:
+            async for event in self._events:
+                self._unsent.append(event)
+                self._news.set()
+        except Exception as error:
+            self._failure = error
+        self._complete = True
+        self._news.set()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        pinging: asyncio.TimerHandle
+
+        def ping() -> None:
+            nonlocal pinging
+            if (left := last + PING_S - loop.time()) <= 0:
+                self._unsent.append(PING)
+                self._news.set()
+            pinging = loop.call_later(left if left > 0 else PING_S, ping)
+
+        pinging = loop.call_later(PING_S, ping)
+        try:
+            while not (self._complete and not self._unsent):
+                await self._news.wait()
+                self._news.clear()
+                if self._unsent:
+                    body = b"".join(self._unsent)
+                    self._unsent.clear()
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    last = loop.time()
+        finally:
+            pinging.cancel()
+        if self._failure is None:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def stream_events(events: AsyncGenerator[Event, None], end: Callable[[], None]) -> EventSourceResponse:
+def stream_events(events: AsyncGenerator[Event, None], end: Callable[[], None]) -> StreamingResponse:
     """A stream of /v1/responses: its events have names, and no [DONE] follows the last; otherwise as ``stream``."""
     return _Stream(_named(events), end)
 
@@ -100,6 +166,9 @@ async def _events(
     begun: set[int] = set()
     unfinished = len(requests)
 
+    told_always = body.continuous_usage or body.continuous_metrics
+    frames: dict[int, tuple[bytes, bytes]] = {}
+
     def event(chunk: Chunk, *, last: bool = False) -> bytes:
         # OpenAI has every chunk but the last say "usage": null, once usage was asked for.
         if body.include_usage or body.continuous_usage:
@@ -107,6 +176,16 @@ async def _events(
         if body.continuous_metrics:
             chunk.metrics = ResponseMetrics.of(stats)
         return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()  # JSON holds no raw line break
+
+    def text_event(index: int, text: str) -> bytes:
+        """As ``event`` of the chunk with these words; all but they is written once for a choice."""
+        if told_always:
+            return event(writer.words(index, text))
+        if index not in frames:
+            before, after = event(writer.words(index, _MARK)).split(msgspec.json.encode(_MARK))
+            frames[index] = before, after
+        before, after = frames[index]
+        return before + msgspec.json.encode(text) + after
 
     try:
         async with aclosing(outputs):
@@ -117,7 +196,7 @@ async def _events(
                     if (first := writer.begin(index, output)) is not None:
                         yield event(first)
                 if (more := writer.text(index, output)) is not None:
-                    yield event(more)
+                    yield text_event(index, more) if isinstance(more, str) else event(more)
                 if output.finish_reason is not None:
                     unfinished -= 1
                     metrics = None if unfinished else ResponseMetrics.of(stats)

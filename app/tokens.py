@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
 from app.errors import InvalidParameterError
+from speculative.errors import ContextLengthError
 
 
 def encoded(tokenizer: Any, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -18,6 +19,39 @@ def encoded(tokenizer: Any, text: str, param: str, *, add_special_tokens: bool =
     except Exception as error:  # JSON can carry half a surrogate pair, which is not text
         raise InvalidParameterError(f"The {param} cannot be tokenized: {error}", param=param) from error
     return ids
+
+
+FAR_TOO_LONG: Final = 2
+"""Contexts that the beginning of a text fills alone: however the rest goes on, the whole does not fit into one."""
+
+CHARACTERS: Final = 8
+"""A token has fewer, on average, in all but a few texts."""
+
+
+def beginning(text: str, most: int) -> str:
+    """As much of a text as has more than ``most`` tokens, but for a few texts; all of it where it is shorter."""
+    return text[: FAR_TOO_LONG * CHARACTERS * most]
+
+
+def may_be_too_long(characters: int, most: int) -> bool:
+    """Whether a text of so many characters is worth a `check_length`."""
+    return characters > FAR_TOO_LONG * CHARACTERS * most
+
+
+def check_length(tokenizer: Any, text: str, param: str, most: int) -> None:
+    """Refuse a text that is far longer than ``most`` tokens by its beginning: tokenizing a megabyte takes a second.
+
+    Raises ContextLengthError.
+    """
+    if not may_be_too_long(len(text), most):
+        return
+    first = beginning(text, most)
+    if (count := len(encoded(tokenizer, first, param))) >= FAR_TOO_LONG * most:
+        raise ContextLengthError(
+            f"This model's maximum context length is {most} tokens. However, your text is too long: "
+            f"the first {len(first)} of its {len(text)} characters alone are {count} tokens.",
+            param=param,
+        )
 
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")

@@ -21,9 +21,9 @@ def check_request(request: Request, info: ModelInfo) -> None:
         ("stop_token_ids", request.params.stop_token_ids),
         ("logit_bias", biased),
     ):
-        outside = next((token for token in tokens if not 0 <= token < info.vocab_size), None)
-        if outside is not None:
-            raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {info.vocab_size}", param=name)
+        for outside in (min(tokens, default=0), max(tokens, default=0)):
+            if not 0 <= outside < info.vocab_size:
+                raise InvalidRequestError(f"token id {outside} is outside the vocabulary of {info.vocab_size}", param=name)
     if len(prompt) >= limit:
         raise ContextLengthError(
             # OpenAI's words, by which clients tell this error from others.

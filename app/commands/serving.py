@@ -63,7 +63,6 @@ def _configure_logging(settings: HttpSettings) -> None:
     configure(settings.log_level, settings.log_format)
     for chatty in ("uvicorn.error", "httpx", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    logging.getLogger("sse_starlette").setLevel(logging.WARNING)  # at debug level it logs what is streamed
 
 
 def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[[], CommandEngine], what: str) -> int:
@@ -120,19 +119,7 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
             else:
                 _print_welcome(settings, listener, engine)
 
-    server = Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=settings.shutdown_timeout,
-            lifespan="on",
-            **edges,
-            forwarded_allow_ips=settings.forwarded_allow_ips,
-            ssl_certfile=settings.ssl_certfile,
-            ssl_keyfile=settings.ssl_keyfile,
-        )
-    )
+    server = Server(uvicorn.Config(app, **uvicorn_options(settings), **edges))
     # uvicorn takes the signals over a little later, and afterwards raises the one that stopped it once more, for whoever started
     # it; here both are an orderly end.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -148,6 +135,19 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
         sys.stderr.flush()
         os._exit(0)
     return 0
+
+
+def uvicorn_options(settings: HttpSettings) -> dict[str, Any]:
+    """How uvicorn serves, whatever the engine."""
+    return {
+        "log_config": None,
+        "access_log": False,
+        "timeout_graceful_shutdown": settings.shutdown_timeout,
+        "lifespan": "on",
+        "forwarded_allow_ips": settings.forwarded_allow_ips,
+        "ssl_certfile": settings.ssl_certfile,
+        "ssl_keyfile": settings.ssl_keyfile,
+    }
 
 
 def _print_welcome(settings: HttpSettings, listener: socket.socket, engine: CommandEngine) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.alone import Continuation
     from benchmarks.evaluation import Case, Figures
+    from benchmarks.gateway import GatewayResult
     from benchmarks.offline import OfflineResult
     from benchmarks.watching import WatchingResult
 
@@ -101,6 +102,44 @@ def print_watching(result: WatchingResult) -> None:
         f"Recording alone: {result.recorder_seconds * 1e6:.2f} µs of processor time per token, {result.recorder_share:.3%} of all. "
         f"A scrape: {result.scrape_seconds * 1e3:.1f} ms."
     )
+
+
+def print_gateway(result: GatewayResult) -> None:
+    """Two tables: what the gateway costs, and what held the event loop up."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from benchmarks.gateway import DIRECT, HTTP
+    from benchmarks.offline import spread
+
+    console = Console()
+    costs = Table(title="medians of rounds; the cost with quartiles")
+    for column in ("requests at once", "tokens/s alone", "over HTTP", "cost", "event loop per token"):
+        costs.add_column(column, justify="right")
+    for concurrency, arms in result.rounds.items():
+        speeds = (spread([each.tokens_per_second for each in arms[arm]])["median"] for arm in (DIRECT, HTTP))
+        cost = result.cost(concurrency)
+        costs.add_row(
+            str(concurrency),
+            *(f"{speed:.0f}" for speed in speeds),
+            f"{cost['median']:.1%} ({cost['p25']:.1%}–{cost['p75']:.1%})",
+            f"{result.loop_seconds(concurrency) * 1e6:.0f} µs",
+        )
+    console.print(costs)
+    blocks = Table(title=f"posted amid {max(result.rounds)} streams")
+    for column in ("", "longest block", "its own", "over 20 ms", "longest silence", "statuses", "where"):
+        blocks.add_column(column, justify="right" if column not in ("", "statuses", "where") else "left")
+    for name, each in result.disturbed.items():
+        blocks.add_row(
+            name,
+            f"{each.block.seconds * 1e3:.1f} ms",
+            f"{each.block.cpu_seconds * 1e3:.1f} ms",
+            str(each.over),
+            f"{each.longest_silence * 1e3:.0f} ms",
+            " ".join(map(str, sorted(set(each.statuses)))),
+            each.block.where[0] if each.block.where else "",
+        )
+    console.print(blocks)
 
 
 def print_alone(results: dict[str, list[Continuation]]) -> None:

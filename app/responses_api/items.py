@@ -101,7 +101,7 @@ InputItem = Annotated[
     Discriminator(lambda item: f"<{_kind(item)}>"),
     BeforeValidator(_known),
 ]
-InputItems = Annotated[list[InputItem], Field(max_length=4096)]
+InputItems = Annotated[list[InputItem], Field(max_length=4096, fail_fast=True)]
 
 
 def own_id(kind: str, response_id: str, place: int) -> str:

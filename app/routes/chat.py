@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app import chat
 from app.answering import answer, check_grammar, check_model, check_tools, tokenize
+from app.bodies import BodyRoute
 from app.deps import ServingDep
 from app.generation import requests_for
 from app.origins import Origins
@@ -17,7 +18,7 @@ from app.schemas import ChatCompletionRequest
 from app.tokens import TokenTexts
 from app.tools.calling import calling
 
-router = APIRouter(prefix="/v1", tags=["chat"])
+router = APIRouter(prefix="/v1", tags=["chat"], route_class=BodyRoute)
 
 
 @router.post(
@@ -30,8 +31,13 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     model = check_model(serving, body.model)
     tokenizer = serving.engine.tokenizer
     tools = calling(body, body.constraint, serving.settings.tool_call_format, tokenizer)
-    prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, body.messages, body, body.offered_tools))
-    prediction = await tokenize(serving, lambda: chat.predicted_tokens(tokenizer, body.prediction))
+    most = serving.model_info().max_model_len
+
+    def work() -> tuple[list[int], list[int]]:
+        prompt = chat.prompt_tokens(tokenizer, body.messages, body, body.offered_tools, most=most)
+        return prompt, chat.predicted_tokens(tokenizer, body.prediction, most)
+
+    prompt, prediction = await tokenize(serving, work)
     await check_grammar(serving, body.constraint)
     grammar = await check_tools(serving, tools.constraints() if tools else [])
     response_id = f"chatcmpl-{uuid.uuid4().hex}"

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from app import chat
 from app.answering import check_grammar, check_model, check_tools, limited, tokenize
+from app.bodies import BodyRoute
 from app.deps import OwnerDep, Serving, ServingDep
 from app.errors import ApiError, InvalidParameterError, NotFoundError
 from app.generation import places_for, requests_for, run
@@ -33,7 +34,7 @@ from app.tools.calling import Calling, calling
 from speculative.errors import InvalidRequestError
 from speculative.request import Request as EngineRequest
 
-router = APIRouter(prefix="/v1/responses", tags=["responses"])
+router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=BodyRoute)
 
 LOOKED_UP = refusals(400, 401, 403, 404, 429)
 NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
@@ -49,8 +50,11 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
     options = body.tool_options
     tools = calling(options, body.constraint, serving.settings.tool_call_format, tokenizer)
     with _own_names():
-        said = messages(body.instructions, items)
-        prompt = await tokenize(serving, lambda: chat.prompt_tokens(tokenizer, said, body, options.offered_tools))
+        most = serving.model_info().max_model_len
+        prompt = await tokenize(
+            serving,
+            lambda: chat.prompt_tokens(tokenizer, messages(body.instructions, items), body, options.offered_tools, most=most),
+        )
         await check_grammar(serving, body.constraint)
         grammar = await check_tools(serving, _constraints(tools))
         requests = requests_for(body, [prompt], serving, response_id, grammar=grammar)

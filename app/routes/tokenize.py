@@ -8,13 +8,14 @@ from fastapi import APIRouter
 
 from app import chat
 from app.answering import check_model, tokenize
+from app.bodies import BodyRoute
 from app.completions import known_tokens
 from app.deps import ServingDep
 from app.responses import GUARDED, Text, Tokens, Version
 from app.schemas import DetokenizeRequest, TokenizeRequest
 from app.tokens import TokenTexts, encoded
 
-router = APIRouter(tags=["tokenize"])
+router = APIRouter(tags=["tokenize"], route_class=BodyRoute)
 
 
 @router.post("/tokenize", responses=GUARDED)
@@ -23,14 +24,15 @@ async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
     check_model(serving, body.model)
     tokenizer = serving.engine.tokenizer
 
-    def work() -> list[int]:
+    def work() -> tuple[list[int], list[str] | None]:
         if body.messages is not None:
-            return chat.prompt_tokens(tokenizer, body.messages, body, body.tools or ())
-        return encoded(tokenizer, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
+            ids = chat.prompt_tokens(tokenizer, body.messages, body, body.tools or ())
+        else:
+            ids = encoded(tokenizer, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
+        texts = TokenTexts(tokenizer) if body.return_token_strs else None
+        return ids, None if texts is None else [texts.text(token) for token in ids]
 
-    ids = await tokenize(serving, work)
-    texts = TokenTexts(tokenizer) if body.return_token_strs else None
-    strings = None if texts is None else [texts.text(token) for token in ids]
+    ids, strings = await tokenize(serving, work)
     return Tokens(count=len(ids), max_model_len=serving.model_info().max_model_len, tokens=ids, token_strs=strings)
 
 
@@ -38,8 +40,13 @@ async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
 async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Text:
     """The text of tokens."""
     check_model(serving, body.model)
-    known_tokens(body.tokens, serving.model_info().vocab_size, "tokens")
-    return Text(prompt=serving.engine.tokenizer.decode(body.tokens))
+    tokenizer, vocab_size = serving.engine.tokenizer, serving.model_info().vocab_size
+
+    def work() -> str:
+        known_tokens(body.tokens, vocab_size, "tokens")
+        return str(tokenizer.decode(body.tokens))
+
+    return Text(prompt=await tokenize(serving, work))
 
 
 @router.get("/version")

@@ -41,12 +41,15 @@ class FakeTokenizer:
         messages: list[dict[str, Any]],
         *,
         tokenize: bool,
-        return_dict: bool,
+        return_dict: bool = True,
         chat_template: str | None = None,
         tools: list[dict[str, Any]] | None = None,
         **options: Any,
-    ) -> list[int]:
-        assert tokenize and not return_dict and chat_template is None
+    ) -> list[int] | str:
+        assert chat_template is None
+        if not tokenize:
+            return "".join(message["content"] for message in messages) + "\0"
+        assert not return_dict
         self.options.append(options if tools is None else options | {"tools": tools})
         self.conversations.append(messages)
         if any(message["content"] == "break the template" for message in messages):

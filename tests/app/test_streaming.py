@@ -1,12 +1,21 @@
 """The bytes of a stream."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
+from app import streaming
+from app.main import create_app
+from app.responses import ChatCompletionChunk, ChunkChoice, Delta
+from app.settings import Settings
+from speculative.request import Request, RequestOutput
 from tests.app.fakes import FakeEngine, chat_body, events
+from tests.app.test_disconnect import Caller
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -109,3 +118,112 @@ async def test_a_request_that_the_engine_gives_up_ends_as_an_error(
 ) -> None:
     engine.finish = finish
     assert "error" in events(await client.post(CHAT, json=chat_body(stream=True)))[-1]
+
+
+ODD = "".join(map(chr, range(0x20))) + "\"\\/\x7f\x80\xa0é\u2028漢\ufffd🙂<script>&'"
+
+
+async def test_words_are_written_as_pydantic_would_write_the_whole_chunk(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.script = (ODD, *ODD, "\0text\0", "")
+    response = await client.post(CHAT, json=chat_body(stream=True, stream_options={"include_usage": True}))
+    first = events(response)[0]
+
+    def chunk(text: str) -> bytes:
+        choice = ChunkChoice(index=0, delta=Delta(content=text), logprobs=None, finish_reason=None)
+        whole = ChatCompletionChunk(
+            id=first["id"], object="chat.completion.chunk", created=first["created"], model="tiny", choices=[choice], usage=None
+        )
+        return f"data: {whole.model_dump_json(exclude_unset=True)}".encode()
+
+    assert response.content.split(b"\n\n")[1:-4] == [chunk(text) for text in engine.script[:-1]]
+
+
+class SlowCaller(Caller):
+    """A client that takes nothing in beyond the response's first event until it is told to."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        super().__init__(body)
+        self.reads, self.full = asyncio.Event(), asyncio.Event()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await super().send(message)
+        if message.get("body"):
+            self.full.set()
+            await self.reads.wait()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.sent if message.get("body")]
+
+
+@dataclass
+class Ending(FakeEngine):
+    """Says when its answer has been taken over."""
+
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        async for output in super().generate(request):
+            yield output
+        self.ended.set()
+
+
+async def test_a_slow_client_gets_waiting_events_together_and_loses_none() -> None:
+    engine = Ending(script=[f"{number} " for number in range(100)])
+    app = create_app(Settings(), engine)
+    caller = SlowCaller(chat_body(stream=True))
+    answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
+    await asyncio.wait_for(caller.full.wait(), 5)
+    await asyncio.wait_for(engine.ended.wait(), 5)
+    sent_before = len(caller.bodies)
+    caller.reads.set()
+    await asyncio.wait_for(answering, 5)
+    assert len(caller.bodies) <= sent_before + 2
+    *told, finish, done, nothing = b"".join(caller.bodies).split(b"\n\n")
+    texts = [json.loads(event.removeprefix(b"data: "))["choices"][0]["delta"]["content"] for event in told]
+    assert texts == ["", *engine.script]
+    assert b'"finish_reason":"stop"' in finish
+    assert (done, nothing) == (b"data: [DONE]", b"")
+
+
+async def test_a_client_that_leaves_while_it_does_not_read_ends_its_work(app: Any, engine: FakeEngine) -> None:
+    engine.hang = True
+    caller = SlowCaller(chat_body(stream=True))
+    answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
+    await asyncio.wait_for(caller.full.wait(), 5)
+    await asyncio.wait_for(engine.hanging.acquire(), 5)
+    caller.gone.set()
+    await asyncio.wait_for(answering, 5)
+    assert len(engine.aborted) == 1
+
+
+class ListeningCaller(Caller):
+    """A client that leaves after some pings."""
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await super().send(message)
+        if sum(each.get("body", b"").count(streaming.PING) for each in self.sent) >= 3:
+            self.gone.set()
+
+
+async def test_a_silent_stream_is_kept_open_with_comments(app: Any, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "PING_S", 0.01)
+    engine.hang = True
+    caller = ListeningCaller(chat_body(stream=True))
+    await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 5)
+    assert caller.gone.is_set()
+    text = b"".join(message.get("body", b"") for message in caller.sent).decode()
+    assert all(event.startswith(("data: {", ": ping")) for event in text.split("\n\n")[:-1])
+
+
+async def test_what_the_server_cannot_send_is_raised_and_ends_the_work(app: Any, engine: FakeEngine) -> None:
+    engine.hang = True
+    caller = Caller(chat_body(stream=True))
+
+    async def broken(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            raise OSError("the pipe is broken")
+
+    with pytest.raises(OSError, match="the pipe is broken"):
+        await asyncio.wait_for(app(caller.scope, caller.receive, broken), 5)
+    assert len(engine.aborted) == 1

@@ -26,6 +26,7 @@ LESS = {
     "bench answers": PROMPTS,
     "bench turns": ["--conversations", "1", "--tokens", "64"],
     "bench serving": ["--num-prompts", "2", "--max-tokens", "4", "--seconds", "0", "--num-requests", "2", "--rounds", "1"],
+    "bench gateway": ["--rounds", "1", "--num-requests", "2", "--concurrency", "2", "--max-tokens", "4", "--compile", "off"],
     "bench watching": ["--rounds", "2", "--num-requests", "2", "--max-tokens", "4", "--compile", "off"],
 }
 ONCE = {"eval": ["--shape", "tree", "--temperature", "0"]}
