@@ -29,7 +29,7 @@ from models.loader import (
 )
 from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
-from speculative.cost_measuring import measure_costs
+from speculative.cost_measuring import measure_costs, measure_reading
 from speculative.costs import StepCosts
 from speculative.drafters.base import Drafter
 from speculative.drafters.eagle import EagleDrafter
@@ -73,6 +73,7 @@ def _load(config: EngineConfig) -> Engine:
     drafter = innermost(engine.drafter)
     if isinstance(drafter, TreeDrafter) and not drafter.compiled:
         drafter.pack()
+    engine.scheduler.budget.costs = measure_reading(engine)
     if config.draft_policy == "adaptive" and engine.drafter is not None and engine.info.max_model_len >= MEASURABLE:
         engine.policy = AdaptivePolicy(engine.largest_shape, StepCosts(measure_costs(engine)))
     return engine
