@@ -9,6 +9,7 @@ import typer
 
 from app.commands.bench import bench
 from app.commands.bench_alone import alone
+from app.commands.bench_fairness import fairness
 from app.commands.bench_network import network
 from app.commands.bench_servers import lossless, turns
 from app.commands.chat import chat
@@ -37,6 +38,7 @@ bench.command()(alone)
 bench.command()(lossless)
 bench.command()(turns)
 bench.command()(network)
+bench.command()(fairness)
 cli.add_typer(bench)
 
 

@@ -23,7 +23,7 @@ class EngineConfig:
 
     ``model`` is "bundled", a folder or a hub id. ``drafter`` is "auto" (the bundled MoA drafter with the bundled target, otherwise
     n-gram), "none", "ngram", a folder or a hub id. ``max_model_len`` counts prompt and output tokens of one sequence (None: the
-    model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the prompt tokens run per step.
+    model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the most prompt tokens run per step.
     ``prefix_cache_tokens`` of ended texts are kept for those that begin alike (0: none; None: half of what all slots hold).
     At most ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and at most the ``draft_nodes`` best are verified: as
     many as make the most tokens a second if ``draft_policy`` is "adaptive", all of them if it is "fixed". Drafting stops early

@@ -42,7 +42,10 @@ MaxNumSeqs = Annotated[
 ]
 PrefillChunk = Annotated[
     int | None,
-    typer.Option(help="Prompt tokens run per step; fewer keep running streams smoother. (default: 512)", rich_help_panel=ENGINE),
+    typer.Option(
+        help="Most prompt tokens run per step; beside running streams fewer are, so that they keep flowing. (default: 512)",
+        rich_help_panel=ENGINE,
+    ),
 ]
 PrefixCacheTokens = Annotated[
     int | None,

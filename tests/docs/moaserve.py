@@ -25,6 +25,7 @@ LESS = {
     "bench predictions": ["--num-prompts", "1", "--max-tokens", "16"],
     "bench answers": PROMPTS,
     "bench turns": ["--conversations", "1", "--tokens", "64"],
+    "bench fairness": ["--streams", "2", "--prompt-tokens", "300", "--repeats", "1", "--settling", "0.2", "--compile", "off"],
     "bench watching": ["--rounds", "2", "--num-requests", "2", "--max-tokens", "4", "--compile", "off"],
 }
 ONCE = {"eval": ["--shape", "tree", "--temperature", "0"]}
