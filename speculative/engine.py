@@ -70,10 +70,19 @@ class Engine:
         drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
         scratch = max(1 + largest_shape.nodes, 1 + remote_tree_nodes, drafting)
         self.cache = target.new_cache(max_num_seqs, scratch, info.max_model_len)
-        window = self.drafter.window if self.drafter is not None else None
         self._telling = Telling(self.drafter, self.cache)
+        self._make_room(prefix_cache_tokens, prefill_chunk)
+
+    def resize(self, max_num_seqs: int, prefix_cache_tokens: int) -> None:
+        """Take other numbers of slots and of tokens kept, before the first request."""
+        for cache in (self.cache, *self._drafter_caches):
+            cache.resize(max_num_seqs)
+        self._make_room(prefix_cache_tokens, self.scheduler.budget.most)
+
+    def _make_room(self, prefix_cache_tokens: int, prefill_chunk: int) -> None:
+        window = self.drafter.window if self.drafter is not None else None
         self.prefixes = Prefixes((self.cache, *self._drafter_caches), prefix_cache_tokens, window)
-        self.scheduler = Scheduler(max_num_seqs, prefill_chunk, self.prefixes.reuse)
+        self.scheduler = Scheduler(self.cache.num_slots, prefill_chunk, self.prefixes.reuse)
 
     @property
     def remote(self) -> RemoteInfo:

@@ -55,6 +55,14 @@ PrefixCacheTokens = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        help="Most memory, such as 2GiB or 1500MB: of the process on a CPU, of the device on a GPU. Less is kept of earlier texts, "
+        "and unless --max-num-seqs is given fewer sequences are decoded together, until all fits. (default: no limit)",
+        rich_help_panel=ENGINE,
+    ),
+]
 NumThreads = Annotated[int | None, typer.Option(help="CPU threads. (default: PyTorch's choice)", rich_help_panel=ENGINE)]
 Compile = Annotated[
     str | None,
