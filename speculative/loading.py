@@ -146,7 +146,7 @@ def load_uncompiled(config: EngineConfig) -> Engine:
             eos_token_ids=eos_token_ids(folder),
         )
         compiled = _compiles(config, target, engine.taps)
-        needs = memory_needs(engine, network, resident, num_seqs=config.max_num_seqs, compiled=compiled)
+        needs = memory_needs(engine, network, resident, compiled=compiled)
         plan = needs.plan(config.max_num_seqs, kept)
         if limit is not None:
             plan = plan.within(limit, keeps_tokens=config.prefix_cache_tokens is not None)

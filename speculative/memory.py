@@ -24,8 +24,9 @@ class MemoryNeeds:
     """Bytes, before it is known how many texts there will be.
 
     ``process`` is what Python, PyTorch and the server take, ``weights`` and ``drafter_weights`` the networks, ``copies`` those of
-    weights in another layout, ``working`` what a step takes while it runs; ``sequence`` and ``drafter_sequence`` are those of
-    keys and values of one text of full length, and ``kept_token`` those of a token in the prefix cache.
+    weights in another layout, ``working`` what a step takes while it runs, and ``working_sequence`` for each text of it besides;
+    ``sequence`` and ``drafter_sequence`` are those of keys and values of one text of full length, and ``kept_token`` those of a
+    token in the prefix cache.
     """
 
     process: int
@@ -33,9 +34,15 @@ class MemoryNeeds:
     drafter_weights: int
     copies: int
     working: int
+    working_sequence: int
     sequence: int
     drafter_sequence: int
     kept_token: int
+
+    @property
+    def each(self) -> int:
+        """What one text more takes."""
+        return self.working_sequence + self.sequence + self.drafter_sequence
 
     def plan(self, num_seqs: int, kept_tokens: int) -> MemoryPlan:
         """With so many texts at once, and so many tokens kept."""
@@ -59,7 +66,7 @@ class MemoryPlan:
             "weights": needs.weights,
             "drafter_weights": needs.drafter_weights,
             "weight_copies": needs.copies,
-            "working": needs.working,
+            "working": needs.working + self.num_seqs * needs.working_sequence,
             "kv_cache": self.num_seqs * needs.sequence,
             "drafter_cache": self.num_seqs * needs.drafter_sequence,
             "prefix_cache": self.kept_tokens * needs.kept_token,
@@ -81,9 +88,8 @@ class MemoryPlan:
             return self
         plan = self if keeps_tokens else self._keeping_less(limit)
         if plan.total > limit.size and limit.lowers_num_seqs:
-            each = self.needs.sequence + self.needs.drafter_sequence
             excess = plan.total - limit.size
-            plan = replace(plan, num_seqs=max(1, plan.num_seqs - -(-excess // each)))
+            plan = replace(plan, num_seqs=max(1, plan.num_seqs - -(-excess // self.needs.each)))
         if plan.total > limit.size:
             raise EngineLoadError(self._refusal(limit, keeps_tokens))
         return plan if keeps_tokens else replace(plan, kept_tokens=self.kept_tokens)._keeping_less(limit)
@@ -94,20 +100,19 @@ class MemoryPlan:
 
     def _refusal(self, limit: MemoryLimit, keeps_tokens: bool) -> str:
         needs = self.needs
-        each = needs.sequence + needs.drafter_sequence
         kept = self.kept_tokens * needs.kept_token if keeps_tokens else 0
         fixed = needs.plan(0, 0).total
         said = (
             f"--memory-limit {shown(limit.size)}: process, weights and working memory take {shown(fixed)}, each of "
-            f"{self.num_seqs} texts of full length {shown(each)}"
+            f"{self.num_seqs} texts of full length {shown(needs.each)}"
         )
         if kept:
             said += f", and --prefix-cache-tokens {self.kept_tokens} {shown(kept)}"
-        fitting = max(0, limit.size - fixed - kept) // each
+        fitting = max(0, limit.size - fixed - kept) // needs.each
         return f"{said}; " + (
             f"at most {fitting} fit: lower --max-num-seqs to that, or lower --max-model-len"
             if fitting
-            else f"not even one fits: lower --max-model-len, or allow {shown(fixed + kept + each)} or more"
+            else f"not even one fits: lower --max-model-len, or allow {shown(fixed + kept + needs.each)} or more"
         )
 
 

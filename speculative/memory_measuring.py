@@ -48,7 +48,7 @@ def weight_bytes(*modules: nn.Module | None) -> int:
     return sum(tensors.values())
 
 
-def memory_needs(engine: Engine, network: nn.Module | None, resident: int | None, *, num_seqs: int, compiled: bool) -> MemoryNeeds:
+def memory_needs(engine: Engine, network: nn.Module | None, resident: int | None, *, compiled: bool) -> MemoryNeeds:
     """What ``engine`` with the drafter's ``network`` needs; ``resident`` was measured once their weights were loaded.
 
     On a GPU nothing but its own memory is counted.
@@ -64,7 +64,8 @@ def memory_needs(engine: Engine, network: nn.Module | None, resident: int | None
         weights=weights,
         drafter_weights=drafter_weights,
         copies=_copies(engine, drafter_weights, compiled=compiled) if on_cpu else 0,
-        working=_working(engine, num_seqs),
+        working=_working(engine, engine.scheduler.budget.most) + (_SCRATCH if on_cpu else 0),
+        working_sequence=_working(engine, engine.cache.scratch) + engine.cache.scratch * target.config.vocab_size * 2 * 4,
         sequence=engine.cache.nbytes // engine.cache.num_slots,
         drafter_sequence=sum(cache.nbytes // cache.num_slots for cache in drafter_caches),
         kept_token=kept,
@@ -80,12 +81,8 @@ def _copies(engine: Engine, drafter_weights: int, *, compiled: bool) -> int:
     return weight_bytes(target) + drafter_weights - layers if target.dtype == torch.bfloat16 else 0
 
 
-def _working(engine: Engine, num_seqs: int) -> int:
-    """Activations, logits and masks of the largest pass over prompts and of the largest verification."""
-    config, size = engine.target.config, engine.target.dtype.itemsize
-    rows = max(engine.scheduler.budget.most, num_seqs * engine.cache.scratch)
+def _working(engine: Engine, rows: int) -> int:
+    """Activations of so many rows, and their masks: with the truths that these are made of, and their comparisons."""
+    config = engine.target.config
     activations = rows * (6 * config.hidden_size + 4 * config.intermediate_size) * 4
-    logits = 2 * num_seqs * engine.cache.scratch * config.vocab_size * 4
-    # A mask, the truths that it is made of, and the comparisons that these are.
-    masks = rows * config.groups * engine.cache.rows_per_slot * (size + 2)
-    return activations + logits + masks + (_SCRATCH if engine.target.device.type == "cpu" else 0)
+    return activations + rows * config.groups * engine.cache.rows_per_slot * (engine.target.dtype.itemsize + 2)
