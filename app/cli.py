@@ -12,6 +12,7 @@ from app.commands.bench_alone import alone
 from app.commands.bench_fairness import fairness
 from app.commands.bench_network import network
 from app.commands.bench_servers import lossless, turns
+from app.commands.bench_soak import soak
 from app.commands.chat import chat
 from app.commands.edge import edge
 from app.commands.evaluate import evaluate
@@ -39,6 +40,7 @@ bench.command()(lossless)
 bench.command()(turns)
 bench.command()(network)
 bench.command()(fairness)
+bench.command()(soak)
 cli.add_typer(bench)
 
 

@@ -31,10 +31,10 @@ def keep_few_kernels() -> None:
         os.environ.setdefault(variable, str(KERNELS_KEPT))
 
 
-def resident_bytes() -> int | None:
-    """Memory that this process has now; None where the system does not tell."""
+def resident_bytes(pid: int | None = None) -> int | None:
+    """Memory that a process, or this one, has now; None where the system does not tell."""
     try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        for line in Path(f"/proc/{pid or 'self'}/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
     except OSError:
