@@ -9,10 +9,12 @@ import typer
 
 from app.commands.bench import bench
 from app.commands.bench_alone import alone
+from app.commands.bench_fairness import fairness
 from app.commands.bench_gateway import gateway
 from app.commands.bench_network import network
 from app.commands.bench_servers import lossless, turns
 from app.commands.bench_serving import serving
+from app.commands.bench_soak import soak
 from app.commands.chat import chat
 from app.commands.edge import edge
 from app.commands.evaluate import evaluate
@@ -41,6 +43,8 @@ bench.command()(turns)
 bench.command()(network)
 bench.command()(serving)
 bench.command()(gateway)
+bench.command()(fairness)
+bench.command()(soak)
 cli.add_typer(bench)
 
 

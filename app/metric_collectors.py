@@ -8,7 +8,7 @@ from importlib.metadata import version
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.metric_names import EDGE_COUNTERS, EDGE_GAUGES, ENGINE_COUNTERS, GAUGES, INFO, LABEL, PREFIX, VLLM_NAMES, Watched
+from app.metric_names import EDGE_COUNTERS, EDGE_GAUGES, ENGINE_COUNTERS, GAUGES, INFO, LABEL, MEMORY, PREFIX, VLLM_NAMES, Watched
 from speculative.config import EdgeStatus
 from speculative.errors import EngineError
 
@@ -35,6 +35,10 @@ class EngineCollector(Collector):
         of_model = (info.drafter, info.dtype, info.device, str(info.max_model_len), version("moaserve"))
         described.add_metric((model_name, *of_model), 1)
         yield described
+        memory = GaugeMetricFamily(PREFIX + MEMORY[0], MEMORY[1], labels=(LABEL, *MEMORY[2]))
+        for part, size in info.memory.items():
+            memory.add_metric((model_name, part), size)
+        yield memory
         counted: dict[str, dict[tuple[str, ...], float]] = {
             "engine_steps": {(): status.num_steps},
             "engine_step_seconds": {(phase,): seconds for phase, seconds in status.phase_seconds.items()},

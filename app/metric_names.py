@@ -104,6 +104,12 @@ INFO: Final = (
     "1; labels say what is served: the drafter, the data type, the device, tokens of context and the server's version.",
     ("drafter", "dtype", "device", "max_model_len", "version"),
 )
+MEMORY: Final = (
+    "memory_planned_bytes",
+    "Bytes that the engine takes when all is in use, by part: process, weights, drafter_weights, weight_copies, working, kv_cache, "
+    "drafter_cache, prefix_cache.",
+    ("part",),
+)
 ENGINE_COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "engine_steps": ("Steps of the engine: a verification of all running requests, or prompts read.", ()),
     "engine_step_seconds": ("Seconds that the engine's steps took, by phase: prefill, draft, verify, commit.", ("phase",)),

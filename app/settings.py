@@ -23,6 +23,7 @@ from app.keys import ApiKeys
 from app.tools.formats import ToolCallFormat
 from speculative.config import BUNDLED, Compile, DraftPolicy, DType, EngineConfig
 from speculative.errors import EngineLoadError
+from speculative.memory import MemoryLimit, parse_size
 
 ENV_PREFIX = "MOASERVE_"
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -187,7 +188,15 @@ class Settings(HttpSettings):
     remote_tree_nodes: int = Field(32, ge=1, le=4096)
     prefix_cache_tokens: int | None = Field(None, ge=0)
     num_threads: int | None = Field(None, ge=1)
+    memory_limit: str | None = None
     compile: Compile = "auto"
+
+    @field_validator("memory_limit")
+    @classmethod
+    def _size(cls, size: str | None) -> str | None:
+        if size is not None:
+            parse_size(size)
+        return size
 
     @model_validator(mode="after")
     def _engine_agrees(self) -> Settings:
@@ -209,7 +218,11 @@ class Settings(HttpSettings):
 
     def engine_config(self) -> EngineConfig:
         """The part of the settings that the engine needs."""
-        return EngineConfig(**{field.name: getattr(self, field.name) for field in fields(EngineConfig)})
+        limit = None
+        if self.memory_limit is not None:
+            limit = MemoryLimit(parse_size(self.memory_limit), lowers_num_seqs="max_num_seqs" not in self.model_fields_set)
+        values = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
+        return EngineConfig(**values | {"memory_limit": limit})
 
 
 class _StrictEnvironment(EnvSettingsSource):

@@ -77,7 +77,7 @@ def measure(
 
     ``name`` keeps a run's conversations apart from all others'.
     """
-    texts = _texts(tokenizer, prompts, conversations, tokens)
+    texts = texts_of(tokenizer, prompts, conversations, tokens)
     return asyncio.run(_measure(base_url, other_url, texts, name, progress))
 
 
@@ -127,7 +127,7 @@ async def _ask(
     return said, Turn(first, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
 
 
-def _texts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], count: int, tokens: int) -> list[str]:
+def texts_of(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], count: int, tokens: int) -> list[str]:
     """``count`` different texts of ``tokens`` tokens: the prompts one after another, begun at another one each time."""
     texts, special = [], set(tokenizer.all_special_ids)
     for number in range(count):

@@ -29,12 +29,21 @@ class KVCache:
         self.num_layers, self.num_slots, self.scratch, self.length = num_layers, num_slots, scratch, length
         self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
         self.rows_per_slot = scratch + length
+        self._allocate(dtype, device)
+
+    def resize(self, num_slots: int) -> None:
+        """Take memory for another number of slots; what the cache held is lost."""
+        self.num_slots = num_slots
+        self._allocate(self.data.dtype, self.data.device)
+
+    def _allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
+        shape = (2, self.num_kv_heads, self.head_dim)
         # Zeros, not empty: masked rows still enter products, and 0 · NaN is NaN.
         self.data = torch.zeros(
-            num_layers, num_slots * self.rows_per_slot + 1, 2 * num_kv_heads * head_dim, dtype=dtype, device=device
+            self.num_layers, self.num_slots * self.rows_per_slot + 1, 2 * shape[1] * shape[2], dtype=dtype, device=device
         )
-        self._slots = self.data[:, :-1].unflatten(1, (num_slots, self.rows_per_slot)).unflatten(3, (2, num_kv_heads, head_dim))
-        self._layers = self.data.unbind(0)
+        self._slots = self.data[:, :-1].unflatten(1, (self.num_slots, self.rows_per_slot)).unflatten(3, shape)
+        self._layers: tuple[Tensor, ...] = self.data.unbind(0)
         self._views: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}
         self._windows: dict[tuple[int, int], list[Tensor]] = {}
 

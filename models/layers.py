@@ -67,10 +67,19 @@ class Linear(nn.Module):
         elif weight.dtype == torch.float32 and weight.shape[0] >= weight.shape[1]:
             self.weight.data = weight.t().contiguous().t()
 
+    @property
+    def packed(self) -> bool:
+        """Whether ``pack`` has made a copy, so that ``forward`` needs no more than that."""
+        return self._packed is not None
+
     def tile(self) -> None:
         """Prepare for being compiled, where this CPU and the weight suit ``tiled_linear``."""
         if suits(self.weight):
             self._tiles = tiled(self.weight.detach())
+
+    def release(self) -> None:
+        """Give back the weight as it was loaded, where ``forward`` has another or something else stands in for it."""
+        self.weight.data = self.weight.data.new_empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, in] -> [n, out]."""

@@ -174,6 +174,13 @@ class Llama(nn.Module):
         tapped = torch.cat([outputs[tap] for tap in taps], dim=-1).view(batch, length, -1) if taps else None
         return TargetActivations(stacked, hidden.view(batch, length, -1), kept, tapped)
 
+    def release_layers(self, end: int) -> None:
+        """Give back the weights of layers before ``end`` of which there are copies; run_layers then needs a packed model."""
+        for layer in self.layers[:end]:
+            for module in layer.modules():
+                if isinstance(module, Linear) and (module.packed or self.compiled is not None):
+                    module.release()
+
     def borrowed(self, first_layer: int) -> Sequence[DecoderLayer]:
         """The last layers, from ``first_layer`` on, for a drafter that runs through them."""
         return [layer for layer in self.layers[first_layer:] if isinstance(layer, DecoderLayer)]

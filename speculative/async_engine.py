@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from speculative.config import EngineConfig, EngineStatus, ModelInfo, RemoteInfo
 from speculative.engine import Engine
 from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
+from speculative.kv_bytes import Contents
+from speculative.prefixes import PORTION_BLOCKS
 from speculative.request import FinishReason, Grammar, OfferedTree, Request, RequestOutput, RequestStats
 from speculative.waiting import set_within
 
@@ -183,32 +185,42 @@ class AsyncEngine:
         return self._loaded_engine().prefixes.index.known(keys)
 
     async def read_blocks(self, keys: Sequence[bytes], first: int) -> list[bytes]:
-        """The leading blocks that are kept, from the one numbered ``first`` on, for ``write_blocks`` of an engine like this one."""
+        """The leading blocks that are kept, from the one numbered ``first`` on, for ``write_blocks`` of an engine like this one.
+
+        They are copied a portion at a time: running texts go on in between.
+        """
         prefixes = self._loaded_engine().prefixes
+        blocks: list[bytes] = []
         try:
-            contents = await self._ask(lambda engine: engine.prefixes.read(keys, first))
+            for begin in range(first, len(keys), PORTION_BLOCKS):
+                portion = keys[: begin + PORTION_BLOCKS]
+                contents = await self._ask(_reading(portion, begin))
+                blocks += await asyncio.to_thread(prefixes.format.pack, contents)
+                if begin + len(contents.drafted) < len(portion):
+                    break
         except EngineError:
             raise
         except Exception:  # what is only to be stored fails nobody
             logger.exception("blocks could not be read")
-            return []
-        return await asyncio.to_thread(prefixes.format.pack, contents)
+        return blocks
 
     async def write_blocks(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
         """Keep what another engine has computed: the contents of the last of a text's ``keys``; the others are known already.
 
-        Requests that begin after this find them. Raises InvalidBlockError.
+        They are copied a portion at a time, and requests that begin after this find them. Raises InvalidBlockError.
         """
         prefixes = self._loaded_engine().prefixes
-        contents = await asyncio.to_thread(prefixes.format.unpack, blocks)
-
-        def add(engine: Engine) -> None:
+        first = len(keys) - len(blocks)
+        for begin in range(0, len(blocks), PORTION_BLOCKS):
+            contents = await asyncio.to_thread(prefixes.format.unpack, blocks[begin : begin + PORTION_BLOCKS])
+            portion = keys[: first + begin + len(contents.drafted)]
             try:
-                engine.prefixes.add(keys, contents)
+                await self._ask(_adding(portion, contents))
+            except EngineError:
+                raise
             except Exception:
                 logger.exception("blocks could not be kept")
-
-        self._commands.put(add)
+                return
 
     async def _ask(self, work: Callable[[Engine], T]) -> T:
         """What the engine's thread brings between two steps; what it raises is raised here."""
@@ -304,6 +316,14 @@ class AsyncEngine:
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _reading(keys: Sequence[bytes], first: int) -> Callable[[Engine], Contents]:
+    return lambda engine: engine.prefixes.read(keys, first)
+
+
+def _adding(keys: Sequence[bytes], contents: Contents) -> Callable[[Engine], None]:
+    return lambda engine: engine.prefixes.add(keys, contents)
 
 
 def _answer(future: asyncio.Future[T], result: T) -> None:

@@ -38,7 +38,8 @@ class _Head(nn.Module):
 def compile_engine(engine: Engine, config: EngineConfig) -> None:
     """Let an engine run on compiled graphs; raises EngineLoadError when compilation fails."""
     # Graphs are tuned for a number of threads, which something else in this process may have set.
-    config = dataclasses.replace(config, num_threads=torch.get_num_threads())
+    slots = engine.cache.num_slots  # which a limit to memory may have made fewer
+    config = dataclasses.replace(config, num_threads=torch.get_num_threads(), max_num_seqs=slots, memory_limit=None)
     paths, runner = packages(_graphs(engine), Recipe(__name__, engine_graphs.__name__, dataclasses.asdict(config)))
     load_runner(runner)
     # Prompts are read in one call that takes tens of milliseconds: other threads go on meanwhile.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from speculative.errors import EngineLoadError
+from speculative.memory import MemoryLimit
 
 BUNDLED = "bundled"
 DType = Literal["auto", "float32", "bfloat16"]
@@ -23,7 +24,7 @@ class EngineConfig:
 
     ``model`` is "bundled", a folder or a hub id. ``drafter`` is "auto" (the bundled MoA drafter with the bundled target, otherwise
     n-gram), "none", "ngram", a folder or a hub id. ``max_model_len`` counts prompt and output tokens of one sequence (None: the
-    model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the prompt tokens run per step.
+    model's own limit), ``max_num_seqs`` the sequences decoded together, ``prefill_chunk`` the most prompt tokens run per step.
     ``prefix_cache_tokens`` of ended texts are kept for those that begin alike (0: none; None: half of what all slots hold).
     At most ``draft_depth`` levels are drafted, ``draft_breadth`` nodes wide, and at most the ``draft_nodes`` best are verified: as
     many as make the most tokens a second if ``draft_policy`` is "adaptive", all of them if it is "fixed". Drafting stops early
@@ -32,6 +33,7 @@ class EngineConfig:
     what followed them is drafted instead (0: never). Of a prompt the drafter reads the last ``draft_window`` tokens (0: all; None:
     128 if it is a MoA drafter, else all; others than MoA and EAGLE ones read all).
     Trees that are drafted elsewhere may have ``remote_tree_nodes``, or as many as are drafted here where that is more.
+    With a ``memory_limit`` less is kept of ended texts, and fewer are decoded together, where that is what it takes to fit.
     ``compile`` makes machine code of the networks, on CPUs with a C++ compiler: "auto" where it can and pays.
     """
 
@@ -53,6 +55,7 @@ class EngineConfig:
     draft_window: int | None = None
     remote_tree_nodes: int = 32
     num_threads: int | None = None
+    memory_limit: MemoryLimit | None = None
     compile: Compile = "auto"
 
     def __post_init__(self) -> None:
@@ -85,7 +88,8 @@ class ModelInfo:
     ``default_sampling`` holds the sampling keys of the model's generation_config.json (temperature, top_p, top_k, min_p,
     repetition_penalty), with ``temperature`` 0 where it says ``do_sample: false``. Engines of equal ``fingerprint`` can use each
     other's key-value cache; "" can use nobody's. Engines of equal ``pair`` have the same target and drafter, whatever type their
-    numbers are: an edge's bundle says of which pair it is.
+    numbers are: an edge's bundle says of which pair it is. ``memory`` has the bytes that an engine takes when all is in use, by
+    what they are for (``memory.MemoryPlan``).
     """
 
     name: str
@@ -98,6 +102,7 @@ class ModelInfo:
     created: int
     fingerprint: str = ""
     pair: str = ""
+    memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from speculative.drafters.base import Drafter
 from speculative.drafters.wrapper import DrafterWrapper, innermost
 from speculative.engine import Engine
 from speculative.policy import DraftShape
+from speculative.prefill_budget import LEAST, ReadingCosts
 from speculative.request import Request, SamplingParams
 from speculative.sequence import Sequence
 from speculative.timing import StepClock
@@ -24,9 +25,13 @@ from speculative.tree import DraftTree
 ENOUGH_SECONDS = 3.0
 """After so long no further batch size is begun: large models are measured alone, and the rest is calculated."""
 
+ENOUGH_READING_SECONDS = 0.05
+"""A prompt that takes so long to read is long enough to tell what its tokens cost."""
+
 _PROMPT_TOKENS = 64
 _LEVELS = 3
 _REPEATS = 5
+_READINGS = 3
 _NUMBERS = count()
 _RANDOM = torch.Generator().manual_seed(0)
 
@@ -68,6 +73,46 @@ def _measured(engine: Engine, script: _Script, stand_in: _StandIn) -> MeasuredCo
     return costs
 
 
+def measure_reading(engine: Engine) -> ReadingCosts | None:
+    """Read prompts with an engine that nobody uses yet, and leave it as it was; None where chunks are as short as can be anyway."""
+    most = min(engine.scheduler.budget.most, (engine.info.max_model_len - 1) // 2)
+    if most <= LEAST:
+        return None
+    engine.prefixes.paused = True
+    try:
+        few, _ = _reading(engine, LEAST)
+        count, first, second = LEAST, 0.0, 0.0
+        while count < most and first + second < ENOUGH_READING_SECONDS:
+            count = min(4 * count, most)
+            first, second = _reading(engine, count)
+    finally:
+        engine.prefixes.paused = False
+        engine.clock = StepClock()
+    # Three readings and three unknowns: run + n·token + n·(start + n)·position. Noise must not make any of them nothing.
+    least = 0.01 * few
+    position = max(second - first, least) / count**2
+    token = max(first - few - (count**2 - LEAST**2) * position, least) / (count - LEAST)
+    return ReadingCosts(max(few - LEAST * (token + LEAST * position), least), token, position)
+
+
+def _reading(engine: Engine, count: int) -> tuple[float, float]:
+    """Seconds for a prompt's first ``count`` tokens, and for as many behind them; of some readings the shortest."""
+    taken: list[list[float]] = []
+    budget = engine.scheduler.budget
+    most, budget.most = budget.most, count
+    try:
+        while len(taken) < _READINGS and sum(map(sum, taken)) < _READINGS * ENOUGH_READING_SECONDS:
+            _begin(engine, 2 * count, max_tokens=0)
+            taken.append([])
+            while engine.has_work:
+                engine.step()
+                taken[-1].append(engine.clock.of_step["prefill"])
+    finally:
+        budget.most = most
+    first, second = (min(times) for times in zip(*taken, strict=True))
+    return first, second
+
+
 def _doubling(most: int) -> Iterator[int]:
     """1, 2, 4, … and ``most``."""
     size = 1
@@ -95,9 +140,14 @@ def _fill(engine: Engine, size: int) -> None:
     length = min(_PROMPT_TOKENS, engine.info.max_model_len // 2)
     while len(engine.scheduler.running) < size:
         for _ in range(size - len(engine.scheduler.active)):
-            prompt = torch.randint(engine.info.vocab_size, (length,), generator=_RANDOM).tolist()
-            engine.add(Request(f"cost-{next(_NUMBERS)}", tuple(prompt), SamplingParams(temperature=0.0, ignore_eos=True)))
+            _begin(engine, length)
         engine.step()
+
+
+def _begin(engine: Engine, length: int, max_tokens: int | None = None) -> None:
+    prompt = torch.randint(engine.info.vocab_size, (length,), generator=_RANDOM).tolist()
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
+    engine.add(Request(f"cost-{next(_NUMBERS)}", tuple(prompt), sampling))
 
 
 class _Script:

@@ -12,12 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from models.kv_cache import KVCache
 from models.llama import CompiledGraph, Llama
 from models.plans import prefill_plan
-from speculative.acceptance import accept_paths, keep_paths, path_logprobs
-from speculative.backlog import Backlog
+from speculative.acceptance import accept_paths, path_logprobs
 from speculative.batch import verify_plan
 from speculative.config import EngineStatus, ModelInfo, RemoteInfo
 from speculative.costs import StepTimes
-from speculative.drafters.base import Drafter, VerifiedTokens, window_start
+from speculative.drafters.base import Drafter
 from speculative.errors import InvalidRequestError
 from speculative.logprobs import text_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
@@ -27,6 +26,7 @@ from speculative.request import Grammar, OfferedTree, Request, RequestOutput, To
 from speculative.sampling import argmax
 from speculative.scheduler import PrefillChunk, Scheduler
 from speculative.sequence import Sequence
+from speculative.telling import Telling
 from speculative.texts import Texts
 from speculative.timing import StepClock
 from speculative.tree import DraftTree
@@ -62,7 +62,7 @@ class Engine:
         self._texts = Texts(tokenizer, info.vocab_size, eos_token_ids)
         self.clock = StepClock()
         self._shape: DraftShape | None = None
-        self._drafts, self._told = True, 0.0
+        self._told = 0.0
         self._has_prefilled = False
         self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
         self.memory = MemoryReader.of(self.drafter)
@@ -70,10 +70,19 @@ class Engine:
         drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
         scratch = max(1 + largest_shape.nodes, 1 + remote_tree_nodes, drafting)
         self.cache = target.new_cache(max_num_seqs, scratch, info.max_model_len)
+        self._telling = Telling(self.drafter, self.cache)
+        self._make_room(prefix_cache_tokens, prefill_chunk)
+
+    def resize(self, max_num_seqs: int, prefix_cache_tokens: int) -> None:
+        """Take other numbers of slots and of tokens kept, before the first request."""
+        for cache in (self.cache, *self._drafter_caches):
+            cache.resize(max_num_seqs)
+        self._make_room(prefix_cache_tokens, self.scheduler.budget.most)
+
+    def _make_room(self, prefix_cache_tokens: int, prefill_chunk: int) -> None:
         window = self.drafter.window if self.drafter is not None else None
-        self._backlog = Backlog(can_skip=window is not None)
         self.prefixes = Prefixes((self.cache, *self._drafter_caches), prefix_cache_tokens, window)
-        self.scheduler = Scheduler(max_num_seqs, prefill_chunk, self.prefixes.reuse)
+        self.scheduler = Scheduler(self.cache.num_slots, prefill_chunk, self.prefixes.reuse)
 
     @property
     def remote(self) -> RemoteInfo:
@@ -159,8 +168,7 @@ class Engine:
         verification_due = self._has_prefilled and bool(self.scheduler.batch())
         outputs = [] if verification_due else self._prefill()
         self._has_prefilled = bool(outputs)
-        self.clock.end("prefill")
-        batch = self.scheduler.batch()
+        batch, num_running = self.scheduler.batch(), len(self.scheduler.running)
         if outputs or not batch:
             return outputs
         tree = self._draft(batch)
@@ -171,7 +179,7 @@ class Engine:
         logprobs = path_logprobs(batch, accepted, logits)
         outputs = self._commit(batch, tree, accepted, logprobs, tapped)
         self.clock.end("commit")
-        self._learn(batch, tree, accepted)
+        self._learn(batch, tree, accepted, num_running)
         return outputs
 
     def _prefill(self) -> list[RequestOutput]:
@@ -179,12 +187,16 @@ class Engine:
         outputs = []
         for chunk in self.scheduler.schedule():
             hidden = self._read(chunk)
+            self.prefixes.keep_portion(chunk.sequence, chunk.start)
             if chunk.last:
                 self.prefixes.keep(chunk.sequence)
                 outputs += self._with_memory([chunk.sequence], [self._first_token(chunk.sequence, hidden[-1:])])
             elif self.memory is not None and (memory := self.memory.read([chunk.sequence])[0]):
                 outputs.append(chunk.sequence.reading(memory))
         self._release_ended()
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)  # what is still queued would be taken for the running texts' work
+        self.scheduler.budget.observe_reading(self.clock.end("prefill"))
         return outputs
 
     def _read(self, chunk: PrefillChunk) -> Tensor:
@@ -198,13 +210,7 @@ class Engine:
         if (count := sequence.request.params.prompt_logprobs) is not None:
             following = sequence.tokens[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
             sequence.prompt_logprobs += text_logprobs(self.target, hidden, following, count)
-        if self.drafter is not None and sequence.speculative:
-            begin = window_start(sequence, self.drafter.window)
-            slots = torch.full_like(token_ids, sequence.slot)
-            verified = VerifiedTokens(slots, plan.positions, token_ids, tapped, max(0, begin))
-            first = max(0, begin - chunk.start)
-            if first < len(token_ids):
-                self._tell_of_prompt(sequence, verified.only(slice(first, None)))
+        self._telling.of_prompt(sequence, token_ids, plan.positions, tapped)
         return hidden
 
     def _first_token(self, sequence: Sequence, hidden: Tensor) -> RequestOutput:
@@ -221,11 +227,9 @@ class Engine:
         self._shape = shape = self.policy.shape(batch) if self.drafter is not None else None
         if shape is None or self.drafter is None:
             tree = DraftTree.empty(len(batch))
-            self._drafts = self.drafter is None or not any(sequence.drafts_here for sequence in batch)
+            self._telling.drafting = self.drafter is None or not any(sequence.drafts_here for sequence in batch)
         else:
-            self._drafts = True
-            if untold := self._backlog.take():
-                self._tell(*untold)
+            if self._telling.catch_up():
                 self._told = self.clock.end("commit", usual=False)
             tree = self.policy.cut(self.drafter.propose(batch, shape, self.cache), batch)
         offered = [sequence.offered for sequence in batch]
@@ -268,41 +272,25 @@ class Engine:
         tapped: Tensor | None,
     ) -> list[RequestOutput]:
         """Keep the accepted paths' keys and values, tell the drafter, publish the text, free what has ended."""
-        if not self._drafts and not any(sequence.request.remote for sequence in batch):
-            self._backlog.add_step(batch, tapped)
-        elif verified := keep_paths(self.cache, batch, tree, accepted, tapped):
-            self._tell(*self._backlog.take(), verified)
+        self._telling.of_step(batch, tree, accepted, tapped)
         outputs = []
         for sequence, acceptance, drafted, told in zip(batch, accepted, tree.sizes, logprobs, strict=True):
             sequence.num_target_calls += 1
             sequence.offered = None
             sequence.num_computed += len(acceptance.tokens)
             outputs.append(sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids))
-        if self._backlog.full:
-            self._tell(*self._backlog.take())
+        self._telling.after_step()
         outputs = self._with_memory(batch, outputs)
         self._release_ended()
         return outputs
 
-    def _tell_of_prompt(self, sequence: Sequence, verified: VerifiedTokens) -> None:
-        """Let the drafter know of what was read of a prompt, later if it is not in use; what is sent elsewhere is wanted now."""
-        if self._drafts or sequence.request.remote:
-            self._tell(*self._backlog.take(), verified)
-        else:
-            self._backlog.add_prompt(sequence, verified)
-
-    def _tell(self, *verified: VerifiedTokens) -> None:
-        """Let the drafter know of what has been verified."""
-        if self.drafter is not None:
-            for tokens in verified:
-                self.drafter.extend(tokens, self.cache)
-
-    def _learn(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance]) -> None:
+    def _learn(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], num_running: int) -> None:
         """Let the policy know what a step took and gained; one with trees from elsewhere says little of others."""
-        if any(sequence.request.remote for sequence in batch):
-            return
         seconds = self.clock.of_step
         rest = seconds["verify"] + seconds["commit"]
+        self.scheduler.budget.observe_step(num_running, seconds["draft"] + rest)
+        if any(sequence.request.remote for sequence in batch):
+            return
         times = StepTimes(len(batch), tree.num_rows - 1, self._shape is not None, seconds["draft"], rest, self._told)
         self._told = 0.0
         self.policy.observe(times, tree, batch, [len(acceptance.rows) for acceptance in accepted])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from models.loader import (
 )
 from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
-from speculative.cost_measuring import measure_costs
+from speculative.cost_measuring import measure_costs, measure_reading
 from speculative.costs import StepCosts
 from speculative.drafters.base import Drafter
 from speculative.drafters.eagle import EagleDrafter
@@ -43,8 +45,11 @@ from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
+from speculative.memory_measuring import keep_few_kernels, memory_needs, resident_bytes
 from speculative.packages import compiles
 from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
+
+logger = logging.getLogger("moaserve.engine")
 
 FIXED_REACH = 0.2
 """Where drafting stops unless told otherwise, if nobody weighs what it brings: docs/results/bundled-pair.md."""
@@ -58,6 +63,7 @@ MOA_WINDOW = 128
 
 def load_engine(config: EngineConfig) -> Engine:
     """Load target, tokenizer and drafter; raises EngineLoadError with what is wrong."""
+    keep_few_kernels()
     try:
         return _load(config)
     except (CheckpointError, OSError) as error:
@@ -73,6 +79,9 @@ def _load(config: EngineConfig) -> Engine:
     drafter = innermost(engine.drafter)
     if isinstance(drafter, TreeDrafter) and not drafter.runs_compiled:
         drafter.pack()
+    borrowed = drafter.borrowed if isinstance(drafter, MoADrafter) else 0
+    engine.target.release_layers(engine.target.config.num_layers - borrowed)
+    engine.scheduler.budget.costs = measure_reading(engine)
     if config.draft_policy == "adaptive" and engine.drafter is not None and engine.info.max_model_len >= MEASURABLE:
         engine.policy = AdaptivePolicy(engine.largest_shape, StepCosts(measure_costs(engine)))
     return engine
@@ -120,21 +129,28 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         fingerprint=_fingerprint(target, network),
         pair=pair_fingerprint(target, network),
     )
-    kept = config.prefix_cache_tokens
+    kept = config.max_num_seqs * length // 2 if config.prefix_cache_tokens is None else config.prefix_cache_tokens
+    resident, limit = resident_bytes(), config.memory_limit
     try:
-        return Engine(
+        engine = Engine(
             target,
             tokenizer,
             make_drafter,
             FixedPolicy(shape),
             shape,
             info,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.max_num_seqs if limit is None else 1,
             prefill_chunk=config.prefill_chunk,
-            prefix_cache_tokens=config.max_num_seqs * length // 2 if kept is None else kept,
+            prefix_cache_tokens=kept if limit is None else 0,
             remote_tree_nodes=config.remote_tree_nodes,
             eos_token_ids=eos_token_ids(folder),
         )
+        compiled = _compiles(config, target, engine.taps)
+        needs = memory_needs(engine, network, resident, compiled=compiled)
+        plan = needs.plan(config.max_num_seqs, kept)
+        if limit is not None:
+            plan = plan.within(limit, keeps_tokens=config.prefix_cache_tokens is not None)
+            engine.resize(plan.num_seqs, plan.kept_tokens)
     except RuntimeError as error:
         if not _lacks_memory(error):
             raise
@@ -142,6 +158,9 @@ def load_uncompiled(config: EngineConfig) -> Engine:
             f"no room for the keys and values of {config.max_num_seqs} sequences of {length} tokens: "
             "lower --max-num-seqs or --max-model-len"
         ) from error
+    logger.info("memory: %s", plan.describe())
+    engine.info = replace(engine.info, memory=plan.parts)
+    return engine
 
 
 def _lacks_memory(error: RuntimeError) -> bool:

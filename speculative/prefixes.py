@@ -12,6 +12,11 @@ from speculative.kv_bytes import BlockFormat, Contents
 from speculative.prefix_cache import BLOCK_TOKENS, PrefixCache, extend_keys
 from speculative.sequence import Sequence
 
+PORTION_BLOCKS = 16
+"""Blocks that are copied at once where running texts wait: a fraction of a step."""
+
+_PORTION_TOKENS = PORTION_BLOCKS * BLOCK_TOKENS
+
 
 class Prefixes:
     """The rows of ended texts in all ``caches``, the target's and the drafter's, ``num_tokens`` in all; 0: none.
@@ -40,6 +45,11 @@ class Prefixes:
         sequence.num_computed = sequence.num_cached = len(blocks) * BLOCK_TOKENS
         missing = next((n for n, block in enumerate(reversed(blocks)) if not block.drafted), len(blocks))
         sequence.drafter_start = sequence.num_cached - missing * BLOCK_TOKENS
+
+    def keep_portion(self, sequence: Sequence, start: int) -> None:
+        """A prompt was read from ``start`` on: keep it a portion at a time, as copying a long one at once holds up others."""
+        if sequence.num_computed // _PORTION_TOKENS > start // _PORTION_TOKENS:
+            self.keep(sequence)
 
     def keep(self, sequence: Sequence) -> None:
         """Copy those blocks of a sequence's text that are not kept yet; not so for one that waits, which has none."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from speculative.prefill_budget import PrefillBudget
 from speculative.sequence import Sequence
 
 
@@ -40,11 +41,12 @@ class SlotMove:
 class Scheduler:
     """First come, first served within a priority; prompts are prefilled in chunks between steps, so that streams keep flowing.
 
+    ``budget`` says how long these are, at most ``prefill_chunk`` tokens a step.
     ``admitted`` is called with each sequence that gets a slot, and may find that some of its tokens are computed already.
     """
 
     def __init__(self, num_slots: int, prefill_chunk: int, admitted: Callable[[Sequence], None] = lambda _: None) -> None:
-        self.num_slots, self.prefill_chunk, self._admitted = num_slots, prefill_chunk, admitted
+        self.num_slots, self.budget, self._admitted = num_slots, PrefillBudget(prefill_chunk), admitted
         self.waiting: deque[Sequence] = deque()
         self.prefilling: Sequence | None = None
         self.running: list[Sequence] = []
@@ -84,15 +86,17 @@ class Scheduler:
         self.waiting.insert(behind, sequence)
 
     def schedule(self) -> Iterator[PrefillChunk]:
-        """Admit what fits: this step's prefill chunks, at most ``prefill_chunk`` tokens in all, each to be run before the next."""
-        budget = self.prefill_chunk
-        while budget > 0:
+        """Admit what fits: this step's prefill chunks, as many as the budget has room for, each to be run before the next."""
+        self.budget.begin(len(self.running))
+        while self.budget.left:
             sequence = self.prefilling or self._admit()
             if sequence is None:
                 break
             start = sequence.num_computed
-            chunk = PrefillChunk(sequence, start, min(sequence.num_given_tokens, start + budget))
-            budget -= chunk.end - start
+            count = self.budget.take(start, sequence.num_given_tokens - start)
+            if not count:
+                break
+            chunk = PrefillChunk(sequence, start, start + count)
             yield chunk
             if not chunk.last:
                 break

@@ -42,13 +42,24 @@ MaxNumSeqs = Annotated[
 ]
 PrefillChunk = Annotated[
     int | None,
-    typer.Option(help="Prompt tokens run per step; fewer keep running streams smoother. (default: 512)", rich_help_panel=ENGINE),
+    typer.Option(
+        help="Most prompt tokens run per step; beside running streams fewer are, so that they keep flowing. (default: 512)",
+        rich_help_panel=ENGINE,
+    ),
 ]
 PrefixCacheTokens = Annotated[
     int | None,
     typer.Option(
         help="Tokens of earlier texts kept, so that prompts which begin alike, and later turns, are not read again; 0: none. "
         "(default: half of max-num-seqs times max-model-len)",
+        rich_help_panel=ENGINE,
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        help="Most memory, such as 2GiB or 1500MB: of the process on a CPU, of the device on a GPU. Less is kept of earlier texts, "
+        "and unless --max-num-seqs is given fewer sequences are decoded together, until all fits. (default: no limit)",
         rich_help_panel=ENGINE,
     ),
 ]

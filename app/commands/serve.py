@@ -89,6 +89,7 @@ def serve(
     prefill_chunk: options.PrefillChunk = None,
     prefix_cache_tokens: options.PrefixCacheTokens = None,
     num_threads: options.NumThreads = None,
+    memory_limit: options.MemoryLimit = None,
     compile: options.Compile = None,
     drafter: options.Drafter = None,
     draft_policy: options.DraftPolicy = None,

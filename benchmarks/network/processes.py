@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from speculative.memory_measuring import resident_bytes
+
 _READY = re.compile(r"ready at (https?://\S+)/v1")
 _STOPPING_S = 20.0
 
@@ -97,6 +99,11 @@ class Process:
     def cpu_seconds(self) -> float | None:
         """Processor time of all its threads so far; None where the system does not tell."""
         return cpu_seconds(self._process.pid)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that it has now; 0 where the system does not tell."""
+        return resident_bytes(self._process.pid) or 0
 
     async def stop(self) -> None:
         """SIGTERM, and if that does not help, the end."""

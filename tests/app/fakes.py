@@ -15,7 +15,9 @@ from speculative.errors import ContextLengthError, EngineNotReadyError, InvalidB
 from speculative.request import Grammar, Request, RequestOutput, RequestStats, TokenLogprob
 
 CONTEXT = 100
-INFO = ModelInfo("tiny", CONTEXT, 256, "float32", "cpu", "moa", {"temperature": 0.7, "top_p": 0.95}, 1_700_000_000)
+INFO = ModelInfo(
+    "tiny", CONTEXT, 256, "float32", "cpu", "moa", {"temperature": 0.7, "top_p": 0.95}, 1_700_000_000, memory={"kv_cache": 4096}
+)
 # Three verifications with a draft of 4 nodes each, in which 2, 0 and 1 draft tokens were accepted; 5 target calls with prefill.
 STATS = {
     "num_drafts": 3,

@@ -77,6 +77,7 @@ async def test_one_request_counts_once_everywhere(client: httpx.AsyncClient) -> 
         ("engine_steps_total",): 7,
         ("engine_step_seconds_total", "draft"): 1.5,
         ("engine_step_seconds_total", "verify"): 2.5,
+        ("memory_planned_bytes", "kv_cache"): 4096,
         ("model_info", "cpu", "moa", "float32", str(CONTEXT), version("moaserve")): 1,
     }
     assert {name: samples.get(name) for name in expected} == expected

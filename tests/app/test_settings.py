@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from app.settings import Settings, SettingsError
 from speculative.config import EngineConfig
+from speculative.memory import MemoryLimit
 
 
 def test_the_command_line_beats_the_environment_and_that_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -80,5 +81,13 @@ def test_the_engine_gets_every_one_of_its_settings() -> None:
         "num_threads": 1,
         "compile": "off",
     }
-    assert changed.keys() == {field.name for field in fields(EngineConfig)}
-    assert Settings(**changed).engine_config() == EngineConfig(**changed)  # type: ignore[arg-type]
+    assert changed.keys() | {"memory_limit"} == {field.name for field in fields(EngineConfig)}
+    settings = Settings(**changed, memory_limit="1.5 GiB")  # type: ignore[arg-type]
+    assert settings.engine_config() == EngineConfig(**changed, memory_limit=MemoryLimit(1536 * 2**20))  # type: ignore[arg-type]
+
+
+def test_a_limit_to_memory_lowers_only_what_nobody_asked_for() -> None:
+    limits = [Settings(memory_limit="2000", **given).engine_config().memory_limit for given in ({}, {"max_num_seqs": 32})]
+    assert limits == [MemoryLimit(2000, lowers_num_seqs=True), MemoryLimit(2000, lowers_num_seqs=False)]
+    with pytest.raises(ValidationError, match="2GiB, 1500MB"):
+        Settings(memory_limit="2 elephants")

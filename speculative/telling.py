@@ -1,0 +1,69 @@
+"""Telling the drafter of what has been verified: at once where it drafts, and later, if at all, where it does not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.kv_cache import KVCache
+from speculative.acceptance import keep_paths
+from speculative.backlog import Backlog
+from speculative.drafters.base import Drafter, VerifiedTokens, window_start
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+from speculative.verification import Acceptance
+
+
+class Telling:
+    """What of the target's work ``drafter`` (None: nobody) is told of, whose keys and values stand in ``cache``.
+
+    ``drafting`` says whether the latest step drafted: if not, news wait in a backlog.
+    """
+
+    def __init__(self, drafter: Drafter | None, cache: KVCache) -> None:
+        self._drafter, self._cache = drafter, cache
+        self._window = drafter.window if drafter is not None else None
+        self._backlog = Backlog(can_skip=self._window is not None)
+        self.drafting = True
+
+    def catch_up(self) -> bool:
+        """Tell of what has waited, as drafting begins anew; whether anything had."""
+        self.drafting = True
+        waiting = self._backlog.take()
+        self._tell(*waiting)
+        return bool(waiting)
+
+    def of_prompt(self, sequence: Sequence, token_ids: Tensor, positions: Tensor, tapped: Tensor | None) -> None:
+        """A stretch of a prompt was read: its tokens and their positions [n], and what was tapped of them [n, taps·E].
+
+        What is sent elsewhere is wanted now.
+        """
+        if self._drafter is None or not sequence.speculative:
+            return
+        begin = window_start(sequence, self._window)
+        first = max(0, begin - (sequence.num_computed - len(token_ids)))
+        if first >= len(token_ids):
+            return
+        slots = torch.full_like(token_ids, sequence.slot)
+        verified = VerifiedTokens(slots, positions, token_ids, tapped, max(0, begin)).only(slice(first, None))
+        if self.drafting or sequence.request.remote:
+            self._tell(*self._backlog.take(), verified)
+        else:
+            self._backlog.add_prompt(sequence, verified)
+
+    def of_step(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None) -> None:
+        """Trees were verified: keep the keys and values of accepted paths, and tell of them; tapped [B·(N+1), taps·E]."""
+        if not self.drafting and not any(sequence.request.remote for sequence in batch):
+            self._backlog.add_step(batch, tapped)
+        elif verified := keep_paths(self._cache, batch, tree, accepted, tapped):
+            self._tell(*self._backlog.take(), verified)
+
+    def after_step(self) -> None:
+        """Tell of what has waited too long; the texts' lengths must be what they are after the step."""
+        if self._backlog.full:
+            self._tell(*self._backlog.take())
+
+    def _tell(self, *verified: VerifiedTokens) -> None:
+        if self._drafter is not None:
+            for tokens in verified:
+                self._drafter.extend(tokens, self._cache)
