@@ -38,6 +38,11 @@ class EdgeTarget(nn.Module):
         """Where the weights are."""
         return self.embedding.weight.device
 
+    @property
+    def embeddings(self) -> Tensor:
+        """Of all tokens [V, E]."""
+        return self.embedding.weight
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [...] -> embeddings [..., E]."""
         return self.embedding.rows(token_ids)

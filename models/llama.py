@@ -86,6 +86,11 @@ class Llama(nn.Module):
         self.rotary.reserve(length + scratch, self.embedding.weight)
         return KVCache(c.num_layers, num_slots, scratch, length, c.num_kv_heads, c.head_dim, dtype=self.dtype, device=self.device)
 
+    @property
+    def embeddings(self) -> Tensor:
+        """Of all tokens [V, E]."""
+        return self.embedding.weight
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [...] -> embeddings [..., E]."""
         return F.embedding(token_ids, self.embedding.weight)

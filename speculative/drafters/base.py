@@ -52,6 +52,10 @@ class TargetEnds(Protocol):
     def device(self) -> torch.device:
         """Where the weights are."""
 
+    @property
+    def embeddings(self) -> Tensor:
+        """Those of all tokens [V, E]."""
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [...] -> embeddings [..., E]."""
 

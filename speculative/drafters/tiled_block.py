@@ -46,10 +46,11 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
     moa.rotary.reserve(length + block.size, moa.sa.input_norm.weight)
     cos, sin = moa.rotary(torch.arange(length + block.size))
     ids = torch.arange(config.vocab_size) if moa.draft_vocabulary is None else moa.draft_vocabulary
-    tokens = target.embed(torch.arange(config.vocab_size))
-    contributed = block.of_tokens(tokens[ids].to(network.dtype)) if network.known_tokens is None else network.known_tokens
+    contributed = network.known_tokens
+    if contributed is None:
+        contributed = block.of_tokens(target.embed(ids).to(network.dtype))
     tensors = [
-        tokens,
+        target.embeddings,
         cos[:, 0, 0],
         sin[:, 0, 1],
         tiled_linear.tiled(network.head.weight),

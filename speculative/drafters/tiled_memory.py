@@ -47,7 +47,7 @@ def tiled_memory(network: MoANetwork, length: int) -> Remember:
     moa.layer_rotary.reserve(config.num_layers, to_memory.weight)
     (cos, sin), (layer_cos, layer_sin) = moa.rotary(torch.arange(length)), moa.layer_rotary(torch.arange(config.num_layers))
     tensors = [
-        network.target.embed(torch.arange(config.vocab_size)),
+        network.target.embeddings,
         cos[:, 0, 0],
         sin[:, 0, 1],
         tiled_linear.tiled(to_memory.weight),
