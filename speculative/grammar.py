@@ -21,8 +21,8 @@ from speculative.request import Grammar
 LONGEST = {"json_schema": 2**16, "regex": 2**10, "ebnf": 2**13, "structural_tag": 2**18}
 """Characters of a grammar: repetitions side by side take a time to compile that grows with the square of their number."""
 
-CACHE_BYTES = 256 * 2**20
-"""Compiled grammars that are kept for the next request."""
+CACHE_BYTES = 64 * 2**20
+"""Compiled grammars that are kept for the next request: some 400 of a few properties each."""
 
 _ERRORS = (RuntimeError, ValueError, xgrammar.InvalidJSONError, xgrammar.InvalidStructuralTagError)
 
