@@ -64,14 +64,23 @@ class Engine:
         self._shape: DraftShape | None = None
         self._told = 0.0
         self._has_prefilled = False
-        self.drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
-        self.memory = MemoryReader.of(self.drafter)
-        self.taps = self.drafter.taps if self.drafter is not None else ()
-        drafting = self.drafter.target_scratch_rows(largest_shape) if self.drafter is not None else 0
+        drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
+        self.memory = MemoryReader.of(drafter)
+        self.taps = drafter.taps if drafter is not None else ()
+        drafting = drafter.target_scratch_rows(largest_shape) if drafter is not None else 0
         scratch = max(1 + largest_shape.nodes, 1 + remote_tree_nodes, drafting)
         self.cache = target.new_cache(max_num_seqs, scratch, info.max_model_len)
-        self._telling = Telling(self.drafter, self.cache)
+        self.telling = Telling(drafter, self.cache)
         self._make_room(prefix_cache_tokens, prefill_chunk)
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Who drafts, and is told of what was verified."""
+        return self.telling.drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter | None) -> None:
+        self.telling.drafter = drafter
 
     def resize(self, max_num_seqs: int, prefix_cache_tokens: int) -> None:
         """Take other numbers of slots and of tokens kept, before the first request."""
@@ -210,7 +219,7 @@ class Engine:
         if (count := sequence.request.params.prompt_logprobs) is not None:
             following = sequence.tokens[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
             sequence.prompt_logprobs += text_logprobs(self.target, hidden, following, count)
-        self._telling.of_prompt(sequence, token_ids, plan.positions, tapped)
+        self.telling.of_prompt(sequence, token_ids, plan.positions, tapped)
         return hidden
 
     def _first_token(self, sequence: Sequence, hidden: Tensor) -> RequestOutput:
@@ -227,9 +236,9 @@ class Engine:
         self._shape = shape = self.policy.shape(batch) if self.drafter is not None else None
         if shape is None or self.drafter is None:
             tree = DraftTree.empty(len(batch))
-            self._telling.drafting = self.drafter is None or not any(sequence.drafts_here for sequence in batch)
+            self.telling.drafting = self.drafter is None or not any(sequence.drafts_here for sequence in batch)
         else:
-            if self._telling.catch_up():
+            if self.telling.catch_up():
                 self._told = self.clock.end("commit", usual=False)
             tree = self.policy.cut(self.drafter.propose(batch, shape, self.cache), batch)
         offered = [sequence.offered for sequence in batch]
@@ -272,14 +281,14 @@ class Engine:
         tapped: Tensor | None,
     ) -> list[RequestOutput]:
         """Keep the accepted paths' keys and values, tell the drafter, publish the text, free what has ended."""
-        self._telling.of_step(batch, tree, accepted, tapped)
+        self.telling.of_step(batch, tree, accepted, tapped)
         outputs = []
         for sequence, acceptance, drafted, told in zip(batch, accepted, tree.sizes, logprobs, strict=True):
             sequence.num_target_calls += 1
             sequence.offered = None
             sequence.num_computed += len(acceptance.tokens)
             outputs.append(sequence.append(acceptance.tokens, drafted, told, self.eos_token_ids))
-        self._telling.after_step()
+        self.telling.after_step()
         outputs = self._with_memory(batch, outputs)
         self._release_ended()
         return outputs

@@ -21,7 +21,7 @@ class Telling:
     """
 
     def __init__(self, drafter: Drafter | None, cache: KVCache) -> None:
-        self._drafter, self._cache = drafter, cache
+        self.drafter, self._cache = drafter, cache
         self._window = drafter.window if drafter is not None else None
         self._backlog = Backlog(can_skip=self._window is not None)
         self.drafting = True
@@ -38,7 +38,7 @@ class Telling:
 
         What is sent elsewhere is wanted now.
         """
-        if self._drafter is None or not sequence.speculative:
+        if self.drafter is None or not sequence.speculative:
             return
         begin = window_start(sequence, self._window)
         first = max(0, begin - (sequence.num_computed - len(token_ids)))
@@ -64,6 +64,6 @@ class Telling:
             self._tell(*self._backlog.take())
 
     def _tell(self, *verified: VerifiedTokens) -> None:
-        if self._drafter is not None:
+        if self.drafter is not None:
             for tokens in verified:
-                self._drafter.extend(tokens, self._cache)
+                self.drafter.extend(tokens, self._cache)
