@@ -10,11 +10,13 @@ import typer
 from app.commands.bench import bench
 from app.commands.bench_alone import alone
 from app.commands.bench_network import network
+from app.commands.bench_peers import peers
 from app.commands.bench_servers import lossless, turns
 from app.commands.chat import chat
 from app.commands.edge import edge
 from app.commands.evaluate import evaluate
 from app.commands.export_edge import export_edge
+from app.commands.export_gguf import export_gguf
 from app.commands.serve import serve
 from app.commands.train import train
 from training.pretrain import pretrain_command
@@ -33,10 +35,12 @@ cli.command("train")(train)
 cli.command("pretrain")(pretrain_command)
 cli.command("eval")(evaluate)
 cli.command("export-edge")(export_edge)
+cli.command("export-gguf")(export_gguf)
 bench.command()(alone)
 bench.command()(lossless)
 bench.command()(turns)
 bench.command()(network)
+bench.command()(peers)
 cli.add_typer(bench)
 
 
