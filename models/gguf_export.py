@@ -89,7 +89,8 @@ def _architecture(config: DecoderConfig) -> str:
         "a bias of queries, keys and values": name == "qwen3" and config.attention_bias,
         "biases of MLPs": name != LLAMA and config.mlp_bias,
         "rope type 'llama3'": name != LLAMA and config.rope.kind == "llama3",
-        "heads that are not as wide together as the model": name == "qwen2" and config.head_dim * config.num_heads != config.hidden_size,
+        "heads that are not as wide together as the model": name == "qwen2"
+        and config.head_dim * config.num_heads != config.hidden_size,
     }
     if what := [part for part, there in missing.items() if there]:
         raise CheckpointError(f"llama.cpp's {name} has not what this {config.architecture} has: {', '.join(what)}")
@@ -142,7 +143,8 @@ def _wanted(config: DecoderConfig, architecture: str) -> Iterator[_Wanted]:
 
 def _interleaved(rows: Tensor, heads: int) -> Tensor:
     """Rows [heads·d, …] with the halves of each head interleaved: llama.cpp's llama turns neighbours, not halves, together."""
-    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    turned: Tensor = rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return turned
 
 
 def llama3_divisors(rope: RopeConfig, head_dim: int) -> Tensor:

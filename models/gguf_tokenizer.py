@@ -93,8 +93,8 @@ def _pre_tokenizer(whole: Mapping[str, Any], model: Mapping[str, Any]) -> str:
         merges = "whole words before merges" if model.get("ignore_merges") else "merges alone"
         known = ", ".join(sorted(PRE_TOKENIZERS.values()))
         raise CheckpointError(
-            f"llama.cpp has no pre-tokenizer that splits texts as this tokenizer does ({' → '.join(steps) or 'not at all'}; {merges}); "
-            f"those that can be exported split as llama.cpp's {known}"
+            "llama.cpp has no pre-tokenizer that splits texts as this tokenizer does "
+            f"({' → '.join(steps) or 'not at all'}; {merges}); those that can be exported split as llama.cpp's {known}"
         )
     return name
 
@@ -121,7 +121,9 @@ def _tokens(vocabulary: Mapping[str, int], added: list[dict[str, Any]], size: in
         raise CheckpointError(f"the tokenizer has token {max(names)}, the model has {size} tokens")
     for each in added:
         if each["lstrip"] or each["rstrip"] or each["single_word"]:
-            raise CheckpointError(f"token {each['content']!r} takes spaces around it with it (lstrip, rstrip, single_word): llama.cpp would not")
+            raise CheckpointError(
+                f"token {each['content']!r} takes spaces around it with it (lstrip, rstrip, single_word): llama.cpp would not"
+            )
     kinds = {each["id"]: CONTROL if each["special"] else USER_DEFINED for each in added}
     tokens = [names.get(number, f"[PAD{number}]") for number in range(size)]
     if len(set(tokens)) < size:

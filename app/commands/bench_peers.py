@@ -113,7 +113,9 @@ def peers(
         tokenizer = loading.load_tokenizer(model)
         selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=max_prompt_tokens, seed=seed)
     if max(levels) > len(selected):
-        options.fail(f"--concurrency {max(levels)}: there are {len(selected)} prompts of at most --max-prompt-tokens {max_prompt_tokens}")
+        options.fail(
+            f"--concurrency {max(levels)}: there are {len(selected)} prompts of at most --max-prompt-tokens {max_prompt_tokens}"
+        )
     threads = num_threads or len(usable_cores()) or 1
     plan = running.Plan(
         ours=servers.Ours(model, drafter, dtype, compile, threads),
@@ -130,9 +132,7 @@ def peers(
     async def run() -> running.Stage:
         async with running.opened(plan, lambda line: typer.echo(line, err=True)) as stage:
             length = measuring.asked(stage.ways, selected, levels, rounds)
-            with typer.progressbar(
-                length=length, label="asking", show_pos=True, file=typer.get_text_stream("stderr")
-            ) as bar:
+            with typer.progressbar(length=length, label="asking", show_pos=True, file=typer.get_text_stream("stderr")) as bar:
                 await measuring.measure(
                     stage.ways, selected, results, concurrency=levels, rounds=rounds, progress=lambda: bar.update(1)
                 )
@@ -144,7 +144,9 @@ def peers(
         except ModuleNotFoundError as error:
             if error.name != "gguf":
                 raise
-            options.fail("no gguf, without which llama.cpp cannot be given the model: pip install gguf, or leave it out with --peer")
+            options.fail(
+                "no gguf, without which llama.cpp cannot be given the model: pip install gguf, or leave it out with --peer"
+            )
         except (ProcessError, PeerError) as error:
             options.fail(str(error))
     settings, notes = stage.settings | {"rounds": rounds, "seed": seed}, [*notes, *stage.notes]

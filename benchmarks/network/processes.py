@@ -83,7 +83,7 @@ class Process:
                 *command,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=inherited | {"PYTHONUNBUFFERED": "1"} | environment,
+                env=inherited | {"PYTHONUNBUFFERED": "1", **environment},
             )
         assert process.stdout is not None
         log: list[str] = []

@@ -54,7 +54,12 @@ def best_assistance(found: Mapping[Key, Figures], at_once: int) -> str | None:
 
 def _figures(ours: Mapping[int, Answered], runs: Mapping[int, Answered]) -> Figures:
     over = ratios(ours, runs)
-    pairs = [(own, other) for number, run in runs.items() if number in ours for own, other in zip(ours[number].texts, run.texts, strict=True)]
+    pairs = [
+        (own, other)
+        for number, run in runs.items()
+        if number in ours
+        for own, other in zip(ours[number].texts, run.texts, strict=True)
+    ]
     return Figures(
         groups=len(runs),
         tokens_per_second=sum(run.tokens for run in runs.values()) / sum(run.seconds for run in runs.values()),
@@ -62,4 +67,3 @@ def _figures(ours: Mapping[int, Answered], runs: Mapping[int, Answered]) -> Figu
         identical=sum(own == other for own, other in pairs),
         texts=len(pairs),
     )
-

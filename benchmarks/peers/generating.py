@@ -42,7 +42,7 @@ class Generating:
         if spec.kind == COMPILED:
             self._options["compile_config"] = CompileConfig(fullgraph=False, dynamic=False, mode="default")
             self._options["compile_config"]._compile_all_devices = True  # generate compiles for no CPU otherwise
-        self._context, self._caches = context, dict[int, StaticCache]()
+        self._context, self._caches = context, dict[int, Any]()
 
     @property
     def batches(self) -> bool:

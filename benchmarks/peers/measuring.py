@@ -71,8 +71,8 @@ def _able(ways: Sequence[Way], at_once: int) -> list[Way]:
 
 async def _watched(way: Way, ways: Sequence[Way], group: Sequence[Prompt], results: Results) -> Answered:
     """Its answer; what the other servers did meanwhile is added up."""
-    others = {other.process for other in ways if other.process not in (None, way.process)}
-    before = {process: process.cpu_seconds for process in others if process is not None}
+    others = {other.process for other in ways if other.process is not None and other.process is not way.process}
+    before = {process: process.cpu_seconds for process in others}
     answered = await way.answer(group)
     for process, then in before.items():
         now = process.cpu_seconds

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from benchmarks.decoding import load_transformers
 from benchmarks.network.processes import Process
@@ -81,6 +82,9 @@ class Stage:
 async def opened(plan: Plan, say: Callable[[str], None]) -> AsyncIterator[Stage]:
     """All ways, started once; raises ProcessError, PeerError or CheckpointError."""
     stage = Stage()
+    # It would warn, amid the bar, of sampling settings that nobody uses.
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=httpx.Timeout(servers.SILENCE_S)))
 
@@ -136,9 +140,10 @@ async def opened(plan: Plan, say: Callable[[str], None]) -> AsyncIterator[Stage]
 def _load_assistant(folder: Path | None, dtype: str) -> Any:
     assert folder is not None
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         raise PeerError(f"--independent {folder}: transformers cannot load it: {error}") from error
+    return loaded.eval()
 
 
 def _settings(plan: Plan, dtype: str, drafter: str, model: Any) -> dict[str, Any]:
@@ -169,7 +174,9 @@ def _notes(plan: Plan, settings: dict[str, Any]) -> list[str]:
             notes.append("transformers drafts for one sequence at a time: its ways with drafts are asked one prompt at once only.")
         if plan.has(LLAMA, LLAMA_LOOKUP):
             notes.append("llama-cpp-python's server answers one request after the other, however many there are.")
-        notes += [f"{left} prompts did not fill a group of {each}." for each in plan.concurrency if (left := len(plan.prompts) % each)]
+        notes += [
+            f"{left} prompts did not fill a group of {each}." for each in plan.concurrency if (left := len(plan.prompts) % each)
+        ]
     built = settings["peers"].get("llama_cpp_built_with", "")
     missing = [flag for flag in _processor_flags() if built and f"{flag.upper()} = 1" not in built]
     if missing:

@@ -155,7 +155,9 @@ class Served:
         try:
             await asyncio.gather(*(self._client.get(f"{self.process.url}/v1/models") for _ in prompts))
             began = time.perf_counter()
-            responses = await asyncio.gather(*(self._client.post(f"{self.process.url}/v1/completions", json=body) for body in bodies))
+            responses = await asyncio.gather(
+                *(self._client.post(f"{self.process.url}/v1/completions", json=body) for body in bodies)
+            )
             seconds = time.perf_counter() - began
         except httpx.HTTPError as error:
             raise PeerError(f"{self.name}: {type(error).__name__} {error}") from error

@@ -47,7 +47,19 @@ def load(path: Path, **options: Any) -> Any:
 def random_texts(count: int) -> list[str]:
     """Of letters, numbers, spaces and marks of many scripts, from one seed."""
     rng = random.Random(0)
-    alphabets = ("abcXYZ", "0123456789", "   \t\n\r", "'s't'LL", ".,;!?-_/\\\"()[]{}<>|", "éüñßçØ", "дЖя", "中文字", "١٢٣", "½Ⅷ²", "🙂🇩")
+    alphabets = (
+        "abcXYZ",
+        "0123456789",
+        "   \t\n\r",
+        "'s't'LL",
+        '.,;!?-_/\\"()[]{}<>|',
+        "éüñßçØ",
+        "дЖя",
+        "中文字",
+        "١٢٣",
+        "½Ⅷ²",
+        "🙂🇩",
+    )
     return ["".join(rng.choice(rng.choice(alphabets)) for _ in range(rng.randint(1, 40))) for _ in range(count)]
 
 
@@ -119,7 +131,9 @@ def test_answers_in_float32_are_token_for_token_ours(tmp_path: Path) -> None:
     """On the bundled prompts, with the keys and values in float32 too."""
     export_gguf("bundled", tmp_path / "t.gguf", dtype="float32")
     llama = load(tmp_path / "t.gguf", type_k=0, type_v=0)
-    config = EngineConfig(dtype="float32", compile="off", num_threads=1, max_num_seqs=1, draft_policy="fixed", prefix_cache_tokens=0)
+    config = EngineConfig(
+        dtype="float32", compile="off", num_threads=1, max_num_seqs=1, draft_policy="fixed", prefix_cache_tokens=0
+    )
     engine = load_engine(config)
     assert engine.tokenizer is not None
     prompts = load_prompts(BUNDLED_PROMPTS, engine.tokenizer, count=8, max_tokens=400, seed=3)
