@@ -17,9 +17,8 @@ def peers(
     peer: Annotated[
         list[str] | None,
         typer.Option(
-            help="ours-plain, transformers, transformers-compiled, transformers-lookup, transformers-assisted, llama.cpp, "
-            "llama.cpp-lookup, llama-server or llama-server-lookup. Give it again for more. (default: all but "
-            "transformers-compiled, as far as they are there)",
+            help="ours-plain, transformers, transformers-compiled, transformers-lookup, transformers-assisted, llama.cpp "
+            "or llama.cpp-lookup. Give it again for more. (default: all but transformers-compiled, as far as they are there)",
             rich_help_panel=COMPARED,
         ),
     ] = None,
@@ -40,15 +39,6 @@ def peers(
             rich_help_panel=COMPARED,
         ),
     ] = None,
-    llama_server: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="llama.cpp's own server program, to be compared too.",
-            rich_help_panel=COMPARED,
-        ),
-    ] = None,
     concurrency: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Prompts asked at once. Give it again for more. (default: 1 and 8)", rich_help_panel=COMPARED),
@@ -60,24 +50,16 @@ def peers(
     max_prompt_tokens: options.MaxPromptTokens = 1024,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and a picture.", file_okay=False)] = None,
-    model: Annotated[
-        str, typer.Option(help="The target: 'bundled', a folder or a hub id.", rich_help_panel=options.ENGINE)
-    ] = "bundled",
-    drafter: Annotated[
-        str, typer.Option(help="Our drafter: auto, none, ngram, a folder or a hub id.", rich_help_panel=options.SPECULATION)
-    ] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="Of all ways alike: auto, float32 or bfloat16. (default: auto)", rich_help_panel=options.ENGINE)
-    ] = "auto",
-    num_threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of all ways alike. (default: one a core)", rich_help_panel=options.ENGINE)
-    ] = None,
-    compile: Annotated[str, typer.Option(help="Of our server: auto, on or off.", rich_help_panel=options.ENGINE)] = "auto",
+    model: options.Model = None,
+    drafter: options.Drafter = None,
+    dtype: options.DType = None,
+    num_threads: options.NumThreads = None,
+    compile: options.Compile = None,
 ) -> None:
     """Our server against transformers' generate and llama.cpp: same weights, type, threads and prompts, in one run.
 
-    All ways are started once and take turns, prompt by prompt, greedily; those that wait are idle. A ratio is the median over
-    prompts (over groups of prompts, where more than one is asked at once). Ends with exit code 1 when a way fails.
+    All ways are started once and take turns on the CPU, prompt by prompt, greedily, with equally many threads. A ratio is the
+    median over prompts (over groups of prompts, where more than one is asked at once). Ends with exit code 1 when a way fails.
 
     For example:
 
@@ -88,7 +70,7 @@ def peers(
     levels = list(dict.fromkeys(concurrency or [1, 8]))
     if max(levels) > num_prompts:
         options.fail(f"--concurrency {max(levels)}: more at once than --num-prompts {num_prompts}", code=2)
-    options.load_settings(model=model, drafter=drafter, dtype=dtype, compile=compile)
+    settings = options.load_settings(model=model, drafter=drafter, dtype=dtype, num_threads=num_threads, compile=compile)
     from benchmarks.peers.ways import PeerError, choose
 
     try:
@@ -96,7 +78,6 @@ def peers(
             peer,
             lookups=lookup_tokens or [2, 10],
             independent=independent,
-            llama_server=llama_server,
             installed=lambda module: importlib.util.find_spec(module) is not None,
         )
     except PeerError as error:
@@ -105,27 +86,25 @@ def peers(
         typer.echo(note, err=True)
     import asyncio
 
-    from benchmarks.network.processes import ProcessError, usable_cores
+    from benchmarks.network.processes import ProcessError
     from benchmarks.peers import measuring, report, running, servers
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
 
     with loading.clear_errors():
-        tokenizer = loading.load_tokenizer(model)
-        selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=max_prompt_tokens, seed=seed)
+        tokenizer = loading.load_tokenizer(settings.model)
+        limit = min(max_prompt_tokens, running.positions(settings.model) - max_tokens)
+        selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     if max(levels) > len(selected):
-        options.fail(
-            f"--concurrency {max(levels)}: there are {len(selected)} prompts of at most --max-prompt-tokens {max_prompt_tokens}"
-        )
-    threads = num_threads or len(usable_cores()) or 1
+        options.fail(f"--concurrency {max(levels)}: there are {len(selected)} prompts of at most {limit} tokens")
+    threads = settings.num_threads or running.default_threads()
     plan = running.Plan(
-        ours=servers.Ours(model, drafter, dtype, compile, threads),
+        ours=servers.Ours(settings.model, settings.drafter, settings.dtype, settings.compile, threads),
         specs=specs,
         prompts=selected,
         tokenizer=tokenizer,
         max_tokens=max_tokens,
         concurrency=levels,
         independent=independent,
-        llama_server=llama_server,
     )
     results = measuring.Results()
 
@@ -149,13 +128,13 @@ def peers(
             )
         except (ProcessError, PeerError) as error:
             options.fail(str(error))
-    settings, notes = stage.settings | {"rounds": rounds, "seed": seed}, [*notes, *stage.notes]
+    measured, notes = stage.settings | {"rounds": rounds, "seed": seed}, [*notes, *stage.notes]
     if not results.runs:
         options.fail("nothing was measured: " + "; ".join(results.failures))
-    report.print_results(results, settings, notes)
+    report.print_results(results, measured, notes)
     if out is not None:
         try:
-            for path in report.write(results, settings, notes, out):
+            for path in report.write(results, measured, notes, out):
                 typer.echo(path)
         except ImportError:
             options.fail("no picture: pip install 'moaserve[eval]'; the figures are written")

@@ -28,8 +28,6 @@ from benchmarks.peers.ways import (
     LLAMA,
     LLAMA_LOOKUP,
     LOOKUP,
-    NATIVE,
-    NATIVE_LOOKUP,
     OURS,
     OURS_PLAIN,
     TRANSFORMERS,
@@ -38,8 +36,9 @@ from benchmarks.peers.ways import (
     Way,
 )
 from benchmarks.prompts import Prompt
+from models.config import DecoderConfig
 from models.gguf_export import export_gguf
-from models.loader import eos_token_ids, resolve_target
+from models.loader import eos_token_ids, read_json, resolve_target
 
 BFLOAT16_PRODUCTS = ("avx512_bf16", "amx_bf16")
 """Flags of processors that multiply bfloat16 numbers, as Linux and (in capitals) llama.cpp call them."""
@@ -56,7 +55,6 @@ class Plan:
     max_tokens: int
     concurrency: Sequence[int]
     independent: Path | None
-    llama_server: Path | None
 
     @property
     def context(self) -> int:
@@ -78,13 +76,24 @@ class Stage:
     notes: list[str] = field(default_factory=list)
 
 
+def positions(model: str) -> int:
+    """Tokens that a text of the model may have; raises CheckpointError."""
+    return DecoderConfig.from_hf(read_json(resolve_target(model), "config.json")).max_position_embeddings
+
+
+def default_threads() -> int:
+    """PyTorch's choice, which is our server's too."""
+    return torch.get_num_threads()
+
+
 @asynccontextmanager
 async def opened(plan: Plan, say: Callable[[str], None]) -> AsyncIterator[Stage]:
     """All ways, started once; raises ProcessError, PeerError or CheckpointError."""
     stage = Stage()
     # It would warn, amid the bar, of sampling settings that nobody uses.
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    chatter: Any = logging
+    chatter.set_verbosity_error()
+    chatter.disable_progress_bar()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=httpx.Timeout(servers.SILENCE_S)))
 
@@ -101,7 +110,7 @@ async def opened(plan: Plan, say: Callable[[str], None]) -> AsyncIterator[Stage]
         model = load_transformers(plan.ours.model, dtype, "cpu") if plan.has(TRANSFORMERS, COMPILED, LOOKUP, ASSISTED) else None
         assistant = _load_assistant(plan.independent, dtype) if plan.has(ASSISTED) else None
         gguf = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moaserve-peers-")), "target.gguf")
-        if plan.has(LLAMA, LLAMA_LOOKUP, NATIVE, NATIVE_LOOKUP):
+        if plan.has(LLAMA, LLAMA_LOOKUP):
             export_gguf(plan.ours.model, gguf, dtype="float32" if dtype == "float32" else "bfloat16")
         for spec in plan.specs:
             if spec.kind in (OURS, OURS_PLAIN):
@@ -111,14 +120,6 @@ async def opened(plan: Plan, say: Callable[[str], None]) -> AsyncIterator[Stage]
                 process = await start(spec.name, command, servers.UVICORN)
                 text = partial(servers.llama_text, plan.tokenizer)
                 await servers.check_tokens(client, process.url, plan.prompts, text)
-                stage.ways.append(servers.llama_way(spec, process, client, plan.tokenizer, plan.max_tokens))
-            elif spec.kind in (NATIVE, NATIVE_LOOKUP):
-                assert plan.llama_server is not None
-                most = max(plan.concurrency)
-                command = servers.native_command(
-                    plan.llama_server, gguf, spec, context=plan.context, threads=plan.ours.threads, at_once=most
-                )
-                process = await start(spec.name, command, servers.NATIVE_READY)
                 stage.ways.append(servers.llama_way(spec, process, client, plan.tokenizer, plan.max_tokens))
             else:
                 stage.ways.append(
@@ -152,8 +153,6 @@ def _settings(plan: Plan, dtype: str, drafter: str, model: Any) -> dict[str, Any
         peers["transformers_attention"] = str(model.config._attn_implementation)
     if plan.has(LLAMA, LLAMA_LOOKUP):
         peers |= {"llama_cpp_python": version("llama-cpp-python"), "llama_cpp_built_with": _llama_system_info()}
-    if plan.has(NATIVE, NATIVE_LOOKUP):
-        peers["llama_server"] = _said([str(plan.llama_server), "--version"])
     return {
         "model": plan.ours.model,
         "drafter": drafter,

@@ -16,14 +16,13 @@ import httpx
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.network.processes import Process, moaserve
-from benchmarks.peers.ways import LLAMA_LOOKUP, NATIVE, NATIVE_LOOKUP, OURS, OURS_PLAIN, Answered, PeerError, Spec
+from benchmarks.peers.ways import LLAMA_LOOKUP, OURS, OURS_PLAIN, Answered, PeerError, Spec
 from benchmarks.prompts import Prompt
 
 SILENCE_S = 600.0
 """How long an answer may take before it counts as failed."""
 
 UVICORN = re.compile(r"Uvicorn running on (https?://\S+)")
-NATIVE_READY = re.compile(r"listening on (https?://[\w.\[\]:]+\d)")
 OUR_READY = re.compile(r"ready at (https?://\S+)/v1")
 _SERVED = re.compile(r", (\w+) on \S+, drafter (.+), \d+ tokens of context")
 
@@ -47,6 +46,7 @@ class Ours:
             "--compile": self.compile,
             "--num-threads": str(self.threads),
             "--prefix-cache-tokens": "0",
+            "--device": "cpu",
             "--host": "127.0.0.1",
             "--port": "0",
         }
@@ -70,7 +70,7 @@ def llama_command(gguf: Path, spec: Spec, *, context: int, threads: int) -> list
     """llama-cpp-python's server.
 
     ``logits_all`` would have a prompt's every token cost an LM head, which only lookup needs; ``interrupt_requests`` would have
-    one request end another.
+    one request end another. Flash attention is faster on CPUs too, and on by default in llama.cpp itself.
     """
     looks_up = spec.kind == LLAMA_LOOKUP
     options = {
@@ -80,6 +80,7 @@ def llama_command(gguf: Path, spec: Spec, *, context: int, threads: int) -> list
         "--n_threads_batch": str(threads),
         "--logits_all": "true" if looks_up else "false",
         "--interrupt_requests": "false",
+        "--flash_attn": "true",
         "--verbose": "false",
         "--host": "127.0.0.1",
         "--port": str(free_port()),
@@ -87,22 +88,6 @@ def llama_command(gguf: Path, spec: Spec, *, context: int, threads: int) -> list
     if looks_up:
         options |= {"--draft_model": "prompt-lookup-decoding", "--draft_model_num_pred_tokens": str(spec.lookup)}
     return [sys.executable, "-m", "llama_cpp.server", *(part for pair in options.items() for part in pair)]
-
-
-def native_command(program: Path, gguf: Path, spec: Spec, *, context: int, threads: int, at_once: int) -> list[str]:
-    """llama.cpp's own server, with a slot for each of those that ask ``at_once``."""
-    options = {
-        "--model": str(gguf),
-        "--ctx-size": str(context * at_once),
-        "--parallel": str(at_once),
-        "--threads": str(threads),
-        "--threads-batch": str(threads),
-        "--host": "127.0.0.1",
-        "--port": str(free_port()),
-    }
-    if spec.kind == NATIVE_LOOKUP:
-        options["--spec-type"] = "ngram-simple"
-    return [str(program), "--no-webui", *(part for pair in options.items() for part in pair)]
 
 
 def free_port() -> int:
@@ -184,9 +169,6 @@ def our_way(spec: Spec, process: Process, client: httpx.AsyncClient, max_tokens:
 def llama_way(
     spec: Spec, process: Process, client: httpx.AsyncClient, tokenizer: PreTrainedTokenizerBase, max_tokens: int
 ) -> Served:
-    """llama.cpp behind either server; what it would do to choose tokens otherwise than greedily is switched off."""
+    """llama-cpp-python's server; what it would do to choose tokens otherwise than greedily is switched off."""
     body = {"max_tokens": max_tokens, "temperature": 0, "repeat_penalty": 1.0}
-    if spec.kind in (NATIVE, NATIVE_LOOKUP):
-        body |= {"cache_prompt": False}
-        return Served(spec.name, process, client, lambda prompt: list(prompt.token_ids), body, end_counts=True)
     return Served(spec.name, process, client, lambda prompt: llama_text(tokenizer, prompt), body, end_counts=False)

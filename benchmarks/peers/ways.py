@@ -14,7 +14,6 @@ OURS, OURS_PLAIN = "ours", "ours-plain"
 TRANSFORMERS, COMPILED = "transformers", "transformers-compiled"
 LOOKUP, ASSISTED = "transformers-lookup", "transformers-assisted"
 LLAMA, LLAMA_LOOKUP = "llama.cpp", "llama.cpp-lookup"
-NATIVE, NATIVE_LOOKUP = "llama-server", "llama-server-lookup"
 
 KINDS = {
     OURS: "our server as it is: drafter, adaptive policy",
@@ -25,8 +24,6 @@ KINDS = {
     ASSISTED: "generate with assistant_model: --independent",
     LLAMA: "the server of llama-cpp-python",
     LLAMA_LOOKUP: "the same with draft_model=prompt-lookup-decoding",
-    NATIVE: "llama.cpp's own server: --llama-server",
-    NATIVE_LOOKUP: "the same with --spec-type ngram-simple",
 }
 """All kinds of ways, in the order in which they are shown."""
 
@@ -97,32 +94,24 @@ def choose(
     *,
     lookups: Sequence[int],
     independent: Path | None,
-    llama_server: Path | None,
     installed: Callable[[str], bool],
 ) -> tuple[list[Spec], list[str]]:
     """The ways to run, ours first, and what is said of those left out.
 
     ``asked`` are kinds, None for all but ``transformers-compiled``. A kind whose package is missing is left out; raises PeerError
-    for one that is unknown, or that is asked for by name and lacks what an option must give.
+    for one that is unknown, or that is asked for by name and lacks its folder.
     """
     unknown = [kind for kind in asked or () if kind not in KINDS]
     if unknown:
         raise PeerError(f"--peer {unknown[0]}: unknown; use {', '.join(kind for kind in KINDS if kind != OURS)}")
-    needed = {
-        ASSISTED: ("--independent FOLDER", independent),
-        NATIVE: ("--llama-server FILE", llama_server),
-        NATIVE_LOOKUP: ("--llama-server FILE", llama_server),
-    }
     specs, notes = [], []
     for kind in KINDS:
         if kind != OURS and not (kind in asked if asked is not None else kind != COMPILED):
             continue
-        option, value = needed.get(kind, ("", kind))
-        if value is None:
+        if kind == ASSISTED and independent is None:
             if asked is not None:
-                raise PeerError(f"--peer {kind} needs {option}")
-            if kind not in (NATIVE, NATIVE_LOOKUP):  # a program that hardly anybody has: nobody misses it
-                notes.append(f"Left out: {kind} (give {option}).")
+                raise PeerError(f"--peer {kind} needs --independent FOLDER")
+            notes.append(f"Left out: {kind} (give --independent FOLDER).")
         elif kind in MODULES and not installed(MODULES[kind]):
             notes.append(f"Left out: {kind}, as {MODULES[kind]} is not installed: {EXTRA}")
         elif kind in (LOOKUP, LLAMA_LOOKUP):

@@ -14,7 +14,7 @@ from app.cli import cli
 from benchmarks.network.processes import Process
 from benchmarks.peers.generating import left_padded, until_end
 from benchmarks.peers.measuring import Results, asked, groups, measure
-from benchmarks.peers.servers import Ours, llama_command, llama_text, native_command
+from benchmarks.peers.servers import Ours, llama_command, llama_text
 from benchmarks.peers.ways import Answered, PeerError, Spec, choose
 from benchmarks.prompts import Prompt
 from models.loader import BUNDLED, load_tokenizer
@@ -23,12 +23,12 @@ FOLDER = Path("here")
 
 
 def names(asked: Sequence[str] | None = None, **options: Any) -> tuple[list[str], list[str]]:
-    given = {"lookups": [2, 10], "independent": FOLDER, "llama_server": None, "installed": lambda module: True}
+    given = {"lookups": [2, 10], "independent": FOLDER, "installed": lambda module: True}
     specs, notes = choose(asked, **(given | options))
     return [spec.name for spec in specs], notes
 
 
-def test_by_default_all_run_but_what_takes_minutes_to_compile_and_programs_not_given() -> None:
+def test_by_default_all_run_but_what_takes_minutes_to_compile() -> None:
     assert names() == (
         [
             "ours",
@@ -43,7 +43,6 @@ def test_by_default_all_run_but_what_takes_minutes_to_compile_and_programs_not_g
         ],
         [],
     )
-    assert names(llama_server=FOLDER)[0][-2:] == ["llama-server", "llama-server-lookup"]
 
 
 def test_ours_is_always_there_and_peers_come_in_one_order() -> None:
@@ -67,7 +66,6 @@ def test_what_is_not_there_is_left_out_and_said_so() -> None:
     [
         ("vllm", "--peer vllm: unknown; use ours-plain, transformers, "),
         ("transformers-assisted", "--peer transformers-assisted needs --independent FOLDER"),
-        ("llama-server", "--peer llama-server needs --llama-server FILE"),
     ],
 )
 def test_a_peer_asked_for_by_name_must_be_known_and_have_what_it_needs(peer: str, message: str) -> None:
@@ -157,8 +155,6 @@ def test_all_servers_get_the_same_threads() -> None:
         command = llama_command(Path("t.gguf"), Spec(kind, 4 if "lookup" in kind else None), context=640, threads=3)
         assert [command[command.index(f"--{name}") + 1] for name in ("n_threads", "n_threads_batch", "n_ctx")] == ["3", "3", "640"]
         assert ("--draft_model_num_pred_tokens" in command) == ("lookup" in kind)
-    native = native_command(Path("llama-server"), Path("t.gguf"), Spec("llama-server"), context=640, threads=3, at_once=8)
-    assert [native[native.index(f"--{name}") + 1] for name in ("threads", "threads-batch", "ctx-size")] == ["3", "3", "5120"]
 
 
 def test_llama_cpp_is_told_the_very_text_of_a_prompt() -> None:
