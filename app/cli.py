@@ -12,6 +12,7 @@ from app.commands.bench_alone import alone
 from app.commands.bench_fairness import fairness
 from app.commands.bench_gateway import gateway
 from app.commands.bench_network import network
+from app.commands.bench_peers import peers
 from app.commands.bench_servers import lossless, turns
 from app.commands.bench_serving import serving
 from app.commands.bench_soak import soak
@@ -19,6 +20,7 @@ from app.commands.chat import chat
 from app.commands.edge import edge
 from app.commands.evaluate import evaluate
 from app.commands.export_edge import export_edge
+from app.commands.export_gguf import export_gguf
 from app.commands.serve import serve
 from app.commands.train import train
 from training.pretrain import pretrain_command
@@ -37,6 +39,7 @@ cli.command("train")(train)
 cli.command("pretrain")(pretrain_command)
 cli.command("eval")(evaluate)
 cli.command("export-edge")(export_edge)
+cli.command("export-gguf")(export_gguf)
 bench.command()(alone)
 bench.command()(lossless)
 bench.command()(turns)
@@ -45,6 +48,7 @@ bench.command()(serving)
 bench.command()(gateway)
 bench.command()(fairness)
 bench.command()(soak)
+bench.command()(peers)
 cli.add_typer(bench)
 
 

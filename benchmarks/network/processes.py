@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from speculative.memory_measuring import resident_bytes
 
 _READY = re.compile(r"ready at (https?://\S+)/v1")
 _STOPPING_S = 20.0
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 class ProcessError(Exception):
@@ -63,31 +64,38 @@ def pinned(cores: frozenset[int] | None) -> Iterator[None]:
 
 
 class Process:
-    """A running `moaserve serve` or `moaserve edge`; ``url`` is where it answers, without ``/v1``."""
+    """A running server, such as `moaserve serve` or `moaserve edge`; ``url`` is where it answers, without ``/v1``."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, log: list[str], reader: asyncio.Task[None]) -> None:
         self._process, self.url, self.log, self._reader = process, url, log, reader
 
     @classmethod
-    async def start(cls, command: Sequence[str], cores: frozenset[int] | None) -> Process:
-        """Until it says that it is ready; raises ProcessError when it ends instead."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
+    async def start(
+        cls,
+        command: Sequence[str],
+        cores: frozenset[int] | None,
+        *,
+        ready: re.Pattern[str] = _READY,
+        environment: Mapping[str, str] = _ONE_THREAD,
+    ) -> Process:
+        """Until it says that it is ``ready``, and where; raises ProcessError when it ends instead."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
         with pinned(cores):
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=environment | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+                env=inherited | {"PYTHONUNBUFFERED": "1", **environment},
             )
         assert process.stdout is not None
         log: list[str] = []
         try:
             async for line in process.stdout:
                 log.append(line.decode(errors="replace"))
-                if ready := _READY.search(log[-1]):
+                if found := ready.search(log[-1]):
                     # Keep reading: a full pipe would stop it.
                     reader = asyncio.create_task(_read(process.stdout, log))
-                    return cls(process, ready.group(1), log, reader)
+                    return cls(process, found.group(1), log, reader)
         except BaseException:
             process.kill()
             await process.wait()
