@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import quantiles
 
-from benchmarks.offline import spread
 from benchmarks.peers.measuring import Results
 from benchmarks.peers.ways import ASSISTANCE, OURS, Answered
 
@@ -40,6 +40,12 @@ def ratios(ours: Mapping[int, Answered], theirs: Mapping[int, Answered]) -> list
     # A text of no token has no speed.
     both = [(ours[number], run) for number, run in theirs.items() if number in ours]
     return [own.tokens_per_second / other.tokens_per_second for own, other in both if own.tokens and other.tokens]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles, never beyond the values: eight at once leave few groups, and a ratio below zero says nothing."""
+    low, median, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
+    return {"median": round(median, 3), "p25": round(low, 3), "p75": round(high, 3)}
 
 
 def best_assistance(found: Mapping[Key, Figures], at_once: int) -> str | None:

@@ -23,7 +23,7 @@ def print_results(results: Results, settings: Mapping[str, Any], notes: Sequence
     for at_once in dict.fromkeys(number for number, _ in found):
         table = Table(title=f"{_title(settings)}, {at_once} at once")
         for column in ("", "tokens/s", "ours over it (median, quartiles)", "same text as ours"):
-            table.add_column(column, justify="left" if not column else "right")
+            table.add_column(column, justify="left" if not column else "right", no_wrap=not column)
         for (number, name), each in found.items():
             if number == at_once:
                 table.add_row(name, f"{each.tokens_per_second:.1f}", ratio(each, name), f"{each.identical} of {each.texts}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.figures import best_assistance, figures, ratios
+from benchmarks.peers.figures import best_assistance, figures, ratios, spread
 from benchmarks.peers.measuring import Results
 from benchmarks.peers.report import as_dict, print_results, ratio, write
 from benchmarks.peers.ways import Answered
@@ -55,10 +55,15 @@ def test_figures_are_medians_with_quartiles_and_speed_over_all_tokens(results: R
     found = figures(results)
     assert found[1, "ours"].tokens_per_second == 50 / 2.5
     assert found[1, "transformers"].tokens_per_second == 35 / 3.5
-    assert found[1, "transformers"].ours_over == {"median": 2.0, "p25": 1.0, "p75": 4.0}
+    assert found[1, "transformers"].ours_over == {"median": 2.0, "p25": 1.5, "p75": 3.0}
     assert (found[1, "transformers"].identical, found[1, "transformers"].texts) == (2, 3)
     assert (found[8, "transformers"].identical, found[8, "transformers"].texts) == (1, 2)
     assert found[1, "transformers-assisted"].groups == 2
+
+
+def test_quartiles_of_few_groups_stay_among_them() -> None:
+    assert spread([1.0, 5.0]) == {"median": 3.0, "p25": 2.0, "p75": 4.0}
+    assert spread([3.0]) == {"median": 3.0, "p25": 3.0, "p75": 3.0}
 
 
 def test_without_ours_there_is_no_ratio(results: Results) -> None:
@@ -77,7 +82,7 @@ def test_the_best_assistance_is_that_which_ours_is_the_least_ahead_of(results: R
 def test_our_own_row_has_no_ratio(results: Results) -> None:
     found = figures(results)
     assert ratio(found[1, "ours"], "ours") == "–"
-    assert ratio(found[1, "transformers"], "transformers") == "2.00x (1.00–4.00)"
+    assert ratio(found[1, "transformers"], "transformers") == "2.00x (1.50–3.00)"
 
 
 def test_json_has_every_run_and_no_text(results: Results) -> None:
@@ -94,7 +99,7 @@ def test_the_table_tells_ratios_best_assistance_notes_and_failures(
     monkeypatch.setenv("COLUMNS", "200")
     print_results(results, SETTINGS, ["Left out: llama.cpp"])
     said = capsys.readouterr().out
-    assert re.search(r"transformers +│ +10\.0 │ +2\.00x \(1\.00–4\.00\) │ +2 of 3", said)
+    assert re.search(r"transformers +│ +10\.0 │ +2\.00x \(1\.50–3\.00\) │ +2 of 3", said)
     assert "bundled, bfloat16, 2 threads, 3 prompts, greedy, 8 at once" in said
     assert "transformers' best way with drafts is transformers-assisted: ours over it 1.88x" in said
     assert "Left out: llama.cpp" in said and "Servers that waited used 5.0% of a core together." in said
