@@ -52,7 +52,10 @@ ANSWERS = [
 
 def answer(prompt: str) -> str | None:
     """What is known to be the answer to a rendered conversation."""
-    asked = prompt.split("<|im_start|>")[-2]
+    messages = prompt.split("<|im_start|>")
+    if len(messages) < 2:
+        return None  # not a conversation: what is read at the start to measure its cost
+    asked = messages[-2]
     return next((text for tool, said, text in ANSWERS if said in asked and (not tool or f"\n{tool}(" in prompt)), None)
 
 
