@@ -11,6 +11,7 @@ from app.commands.bench import bench
 from app.commands.bench_alone import alone
 from app.commands.bench_fairness import fairness
 from app.commands.bench_gateway import gateway
+from app.commands.bench_gpu import gpu
 from app.commands.bench_network import network
 from app.commands.bench_peers import peers
 from app.commands.bench_servers import lossless, turns
@@ -48,6 +49,7 @@ bench.command()(serving)
 bench.command()(gateway)
 bench.command()(fairness)
 bench.command()(soak)
+bench.command()(gpu)
 bench.command()(peers)
 cli.add_typer(bench)
 

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks.filling import fill
 from benchmarks.network.processes import Cores, Process, moaserve, usable_cores
 from benchmarks.prompts import Prompt
 from benchmarks.turns import texts_of
@@ -27,13 +28,13 @@ ANSWER_TOKENS = 4
 
 @dataclass(slots=True)
 class Stream:
-    """When each piece of a stream's text came."""
+    """When a stream's tokens came, those of one step together."""
 
     times: list[float] = field(default_factory=list)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """Seconds between pieces, of all gaps that were open at some time between ``begin`` and ``end``."""
+        """Seconds between tokens, of all gaps that were open at some time between ``begin`` and ``end``."""
         return [
             later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False) if later > begin and earlier < end
         ]
@@ -131,6 +132,7 @@ async def measure(
     try:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=None, limits=limits) as client:
+            await fill(client, num_streams + 1, prompt_tokens // 2)
             for number, text in enumerate(texts_of(tokenizer, prompts, repeats + 1, prompt_tokens)):
                 alone, _ = await _first_token(client, text, f"alone-{number}")
                 streams = [Stream() for _ in range(num_streams)]
@@ -159,7 +161,7 @@ async def measure(
 
 
 async def _all_move(streams: Sequence[Stream], tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Until each stream has said something more; raises what ended one of them before."""
+    """Until each stream has gone on; raises what ended one of them before."""
     for stream in streams:
         stream.moved.clear()
 
@@ -181,7 +183,9 @@ class StreamEndedError(Exception):
 
 
 async def _follow(client: httpx.AsyncClient, stream: Stream, prompt: Prompt, tokens: int, seed: int) -> None:
-    async with aclosing(_said(client, list(prompt.token_ids), max_tokens=tokens, seed=seed)) as pieces:
+    # With origins each token is told at once: without, one whose bytes are not yet a character waits for the next.
+    told = _said(client, list(prompt.token_ids), max_tokens=tokens, seed=seed, return_token_origins=True)
+    async with aclosing(told) as pieces:
         async for _ in pieces:
             stream.times.append(time.perf_counter())
             stream.moved.set()

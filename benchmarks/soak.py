@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.filling import fill
 from benchmarks.network.processes import Process, moaserve
 
 FEW = 12
@@ -111,11 +112,15 @@ async def measure(
     texts: Sequence[str],
     *,
     num_requests: int,
+    num_longest: int,
     concurrency: int,
     every: int,
     progress: Callable[[], None],
 ) -> SoakResult:
-    """Start a server with ``options``, send all requests, and look at its memory after each ``every``; raises SoakError."""
+    """Start a server with ``options``, send all requests, and look at its memory after each ``every``; raises SoakError.
+
+    Before them ``num_longest`` texts that are as long as can be fill the memory for keys and values.
+    """
     server = await Process.start(moaserve("serve", "--port", "0", *options), None)
     numbers, kinds, memory = iter(range(num_requests)), Counter[str](), []
     try:
@@ -130,6 +135,7 @@ async def measure(
                     if (done := kinds.total()) % every == 0:
                         memory.append((done, server.resident_bytes))
 
+            await fill(client, num_longest)
             began = time.perf_counter()
             await asyncio.gather(*(work() for _ in range(concurrency)))
             seconds = time.perf_counter() - began

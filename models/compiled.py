@@ -133,10 +133,15 @@ class _Decoder(nn.Module):
         return self.target.run_layers(self.target.embed(token_ids.flatten()), plan, window, first_layer=0)
 
 
+DEEPEST = 4097
+"""Positions that trees may reach past the end of a model's context, where nothing is accepted."""
+
+
 def decoder_graph(target: Llama) -> Graph:
     """The target's layers, for any batch, rows and span."""
     config, batch, rows, span, slot_rows = target.config, 2, 3, 80, 96
-    target.rotary.reserve(config.max_position_embeddings, target.embedding.weight)
+    # The same for all engines, whatever room their trees have: a graph is kept for the next, and its table goes with it.
+    target.rotary.reserve(config.max_position_embeddings + DEEPEST, target.embedding.weight)
     integers = torch.zeros(batch, rows, dtype=torch.long)
     layer = torch.zeros(batch, slot_rows, config.kv_size, dtype=target.dtype)
     inputs = (

@@ -28,13 +28,10 @@ class KVBlocks:
 
     def store(self, slot: int, places: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy some of a slot's text, its ``places``-th stretches of ``size`` tokens, to ``blocks``."""
-        device = self._pools[0].device
-        where = torch.tensor(blocks, device=device)
-        starts = torch.tensor(places, device=device).unsqueeze(1) * self.size
-        positions = (starts + torch.arange(self.size, device=device)).flatten()
         for cache, pool in zip(self._caches, self._pools, strict=True):
-            rows = cache.data.index_select(1, positions + cache.flat_row(slot, 0))
-            pool.index_copy_(1, where, rows.unflatten(1, (len(blocks), self.size)))
+            for block, place in zip(blocks, places, strict=True):  # one indexed copy takes longer
+                first = cache.flat_row(slot, place * self.size)
+                pool[:, block] = cache.data[:, first : first + self.size]
 
     def load(self, blocks: Sequence[int], slot: int) -> None:
         """Write ``blocks``, one after another, where a slot's text begins."""

@@ -154,6 +154,10 @@ class RotaryTable(nn.Module):
         self._cos = torch.stack((cos, cos), 1).unsqueeze(1).to(like)
         self._sin = torch.stack((-sin, sin), 1).unsqueeze(1).to(like)
 
+    def __len__(self) -> int:
+        """How many positions are available."""
+        return len(self._cos)
+
     def forward(self, positions: Tensor) -> Rope:
         """Positions [n], already reserved, -> cosines and signed sines [n, 1, 2, d/2]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)

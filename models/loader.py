@@ -109,7 +109,7 @@ def load_target(
     if not raw:
         raise CheckpointError(f"{folder} has no config.json")
     config = DecoderConfig.from_hf(raw)
-    model = _empty(lambda: Llama(config), dtype, device)
+    model = empty(lambda: Llama(config), dtype, device)
     if config.tie_word_embeddings:
         model.tie_embeddings()  # to_empty gave each its own storage
     tensors = read_tensors(folder)
@@ -124,7 +124,7 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
     raw = read_json(folder, "config.json")
     _check_made_for(raw, target, folder)
     config = MoAConfig.from_hf(raw, target)
-    model = _empty(lambda: MoA(config), dtype, device)
+    model = empty(lambda: MoA(config), dtype, device)
     tensors = {_plain_name(name): tensor for name, tensor in read_tensors(folder).items()}
     state: dict[str, Tensor] = {}
     for ours, theirs in MOA_LAYERS.items():
@@ -149,7 +149,7 @@ def load_eagle(folder: Path, target: DecoderConfig, *, dtype: torch.dtype, devic
     raw = read_json(folder, "config.json")
     _check_made_for(raw, target, folder)
     config = EagleConfig.from_hf(raw, target)
-    model = _empty(lambda: Eagle(config), dtype, device)
+    model = empty(lambda: Eagle(config), dtype, device)
     tensors = read_tensors(folder)
     _fill(model, tensors, folder)
     if "draft_vocabulary" in tensors:
@@ -180,7 +180,7 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def _empty(make: Callable[[], _Network], dtype: torch.dtype, device: torch.device | str) -> _Network:
+def empty(make: Callable[[], _Network], dtype: torch.dtype, device: torch.device | str) -> _Network:
     """Build a module without spending time on initial values."""
     with torch.device("meta"):
         model = make()

@@ -143,7 +143,7 @@ class MoA(DraftingMoA):
     def _layer_rope(self, n: int, like: Tensor) -> Rope:
         """Rotations of layers 0 … L−1, once for each of n tokens; the table is kept, as serving asks for it at every step."""
         layers = self.config.target.num_layers
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or like.device.type != "cpu":  # a recorded graph must not hold what is made anew later
             cos, sin = self.layer_rotary(torch.arange(layers, device=like.device))
             return cos.repeat(n, 1, 1, 1), sin.repeat(n, 1, 1, 1)
         cos, sin = self._layer_ropes

@@ -19,6 +19,12 @@ def span_of(cache: KVCache, length: int) -> int:
     return min(-(-length // _SPAN_STEP) * _SPAN_STEP, cache.length)
 
 
+def recorded_span(cache: KVCache, length: int) -> int:
+    """The same with steps that grow with the length, to a quarter more at most: so few spans are recorded."""
+    step = max(_SPAN_STEP, 1 << max(0, length.bit_length() - 3))
+    return min(-(-length // step) * step, cache.length)
+
+
 @cache
 def counting(count: int, device: torch.device) -> Tensor:
     """0, 1, … [count], made once for each count: creating a tensor costs as much as computing with it."""
@@ -34,11 +40,15 @@ def prefill_plan(cache: KVCache, groups: int, slot: int, start: int, end: int) -
 
 def decode_plan(cache: KVCache, groups: int, lengths: Sequence[int], first_slot: int = 0) -> AttentionPlan:
     """The newest tokens of B slots from ``first_slot`` on, which hold ``lengths`` tokens, each going straight to its place."""
-    batch, device = len(lengths), cache.data.device
-    offsets = torch.tensor(lengths, device=device)
-    mask = _text_mask(cache, span_of(cache, max(lengths) + 1), offsets.view(-1, 1, 1, 1).expand(-1, -1, groups, -1))
-    slots = counting(first_slot + batch, device)[first_slot:]
-    return AttentionPlan(first_slot, batch, 1, offsets, cache.flat_rows(slots, offsets), mask)
+    offsets = torch.tensor(lengths, device=cache.data.device)
+    return decode_plan_within(cache, groups, offsets, span_of(cache, max(lengths) + 1), first_slot)
+
+
+def decode_plan_within(cache: KVCache, groups: int, lengths: Tensor, span: int, first_slot: int = 0) -> AttentionPlan:
+    """The same for ``lengths`` [B] that are below ``span``."""
+    mask = _text_mask(cache, span, lengths.view(-1, 1, 1, 1).expand(-1, -1, groups, -1))
+    slots = counting(first_slot + len(lengths), lengths.device)[first_slot:]
+    return AttentionPlan(first_slot, len(lengths), 1, lengths, cache.flat_rows(slots, lengths), mask)
 
 
 def _text_mask(cache: KVCache, span: int, last: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ def tiled_decoder(target: Llama) -> CompiledGraph:
     """
     config = target.config
     target.rotary.reserve(config.max_position_embeddings, target.embedding.weight)
-    cos, sin = target.rotary(torch.arange(config.max_position_embeddings))
+    # A cache has reserved some more: trees reach past the end of a text that has little room left.
+    cos, sin = target.rotary(torch.arange(len(target.rotary)))
     tensors = [target.embedding.weight.detach(), cos[:, 0, 0], sin[:, 0, 1], target.norm.weight.detach()]
     for layer in target.layers:
         assert isinstance(layer, DecoderLayer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from speculative.drafters.base import VerifiedTokens
 from speculative.logprobs import token_logprobs
 from speculative.request import TokenLogprob
 from speculative.sequence import Sequence
-from speculative.tree import DraftTree
+from speculative.tree import DraftTree, ancestors
 from speculative.verification import Acceptance, verify_tree
 
 
@@ -21,17 +22,40 @@ def accept_paths(batch: Many[Sequence], tree: DraftTree, logits: Tensor, best: T
 
     ``logits`` [B, N+1, V] are of all rows, ``best`` [B, N+1] the likeliest token of each.
     """
-    greedy = best.tolist()
-    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    drawn = _drawn(batch, tree, logits) if draws_together(logits.device) else None
+    greedy, tokens, parents, *others = _values(best, tree.tokens, tree.parents, *(() if drawn is None else (drawn,)))
     accepted: list[Acceptance] = []
     for index, sequence in enumerate(batch):
         size, room = tree.sizes[index], sequence.max_length - len(sequence.tokens)
 
         def target_choice(row: int, index: int = index, sequence: Sequence = sequence) -> int:
-            return sequence.sampler.choose(logits[index, row], greedy[index][row])
+            return sequence.sampler.choose(logits[index, row], greedy[index][row], others[0][index][row] if others else -1)
 
         accepted.append(verify_tree(tokens[index][:size], parents[index][:size], target_choice, room))
     return accepted
+
+
+def draws_together(device: torch.device) -> bool:
+    """Whether tokens are drawn for all rows of a tree at once: each number that a GPU is asked for takes longer than that."""
+    return device.type != "cpu"
+
+
+def _drawn(batch: Many[Sequence], tree: DraftTree, logits: Tensor) -> Tensor | None:
+    """What is drawn from all rows [B, N+1], −1 where that is not known; None where nothing is."""
+    if all(sequence.request.params.greedy for sequence in batch):
+        return None
+    depths = ancestors(tree.parents.to(logits.device), tree.num_rows).sum(-1) - 1
+    drawn = [sequence.sampler.draw(rows, depths[index]) for index, (sequence, rows) in enumerate(zip(batch, logits, strict=True))]
+    return torch.stack([torch.full_like(depths[0], -1) if each is None else each for each in drawn])
+
+
+def _values(*rows: Tensor) -> list[list[list[int]]]:
+    """The numbers of each [B, …]; where they come from a GPU it is waited for once."""
+    if all(each.device.type == "cpu" for each in rows):
+        return [each.tolist() for each in rows]
+    numbers = torch.cat([each.to(rows[0]) for each in rows], dim=1).tolist()
+    ends = list(accumulate((each.shape[1] for each in rows), initial=0))
+    return [[row[begin:end] for row in numbers] for begin, end in pairwise(ends)]
 
 
 def path_logprobs(batch: Many[Sequence], accepted: Many[Acceptance], logits: Tensor) -> list[list[TokenLogprob] | None]:

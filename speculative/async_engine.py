@@ -6,10 +6,11 @@ import asyncio
 import gc
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,6 +23,11 @@ from speculative.request import FinishReason, Grammar, OfferedTree, Request, Req
 from speculative.waiting import set_within
 
 T = TypeVar("T")
+
+TURN_S: Final = 1e-4
+"""Seconds for which a thread may keep the interpreter from another. Python's own 5 ms are half of a step: the event loop sends the
+tokens of a step just when the engine is about to begin the next, which would wait until all are sent. What a switch costs is some
+ten microseconds, and only where both have something to do."""
 
 logger = logging.getLogger("moaserve.engine")
 
@@ -47,6 +53,7 @@ class AsyncEngine:
         self._ready = asyncio.Event()
         self._busy_since: float | None = None
         self._dead = False
+        self._held: list[RequestOutput] = []
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncEngine:
@@ -58,6 +65,7 @@ class AsyncEngine:
     async def start(self) -> None:
         """Start the engine thread; it loads the model and then serves. Returns at once."""
         self._loop = asyncio.get_running_loop()
+        sys.setswitchinterval(TURN_S)
         self._thread = threading.Thread(target=self._run, name="moaserve-engine", daemon=True)
         self._thread.start()
 
@@ -259,15 +267,19 @@ class AsyncEngine:
         self._call(self._ready.set)
         if self._engine is None:
             return
+        self._engine.before_pass = self._tell
         try:
             while self._take_commands(self._engine):
                 outputs = self._step(self._engine)
-                if outputs:
-                    self._call(self._publish, outputs)
+                self._tell()
+                self._held = outputs
+                if not self._may_wait(self._engine):
+                    self._tell()
         except Exception:
             # Nobody is left to answer: the streams end, and `alive` turns false for the health check.
             logger.exception("the engine thread has ended")
             self._dead = True
+            self._tell()
             self._call(self._end_streams, "error")
 
     def _take_commands(self, engine: Engine) -> bool:
@@ -278,6 +290,7 @@ class AsyncEngine:
                 command = self._commands.get(block=not engine.has_work)
             except queue.Empty:
                 return True
+            self._tell()
             if command is None:
                 return False
             command(engine)
@@ -301,6 +314,20 @@ class AsyncEngine:
             # The step's requests are lost, the engine is not: their slots are freed and the next step starts clean.
             logger.exception("an engine step failed")
             return engine.fail_active()
+
+    def _may_wait(self, engine: Engine) -> bool:
+        """Whether what a step gained is told when the next one's pass begins.
+
+        Sending it takes the interpreter, which a pass does without, and drafting does not. First and last tokens do not wait, nor
+        does what somebody elsewhere needs to draft.
+        """
+        more = all(output.finish_reason is None and output.memory is None for output in self._held)
+        return more and engine.has_work and engine.clock.of_step["verify"] > 0
+
+    def _tell(self) -> None:
+        if self._held:
+            self._call(self._publish, self._held)
+            self._held = []
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         """On the event loop: hand outputs to their streams; those nobody reads any more are dropped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from speculative.sequence import Sequence
 
 MOST_STEPS = 32
 """Steps that are remembered: telling of all would take a twentieth of the time that is saved."""
+
+PORTION = 64
+"""Tokens that are told between two steps, or four of each text: telling of all at once would hold every text up."""
 
 
 class Backlog:
@@ -28,8 +32,13 @@ class Backlog:
         self._steps: list[tuple[Many[Sequence], Tensor | None]] = []
 
     @property
+    def waits(self) -> bool:
+        """Whether there is anything to be told."""
+        return bool(self._prompts or self._steps)
+
+    @property
     def full(self) -> bool:
-        """Whether all must be told before more is done."""
+        """Whether some must be told before more is done."""
         return len(self._steps) >= MOST_STEPS and not self._can_skip
 
     def add_prompt(self, sequence: Sequence, verified: VerifiedTokens) -> None:
@@ -57,34 +66,50 @@ class Backlog:
             sequence.drafter_start = sequence.num_computed + 1 - sequence.num_untold
 
     def take(self) -> list[VerifiedTokens]:
-        """What is to be told now of those that still run, in this order."""
-        if not self._prompts and not self._steps:
-            return []
+        """What is to be told now of those that still run, in this order: all."""
+        return self._take(len(self._prompts), len(self._steps))
+
+    def take_portion(self) -> list[VerifiedTokens]:
+        """The same of a portion, the oldest first: prompts before steps."""
+        most = max(PORTION, 4 * max((len(batch) for batch, _ in self._steps), default=0))
+        prompts = _within(most, [len(verified.token_ids) for _, verified in self._prompts])
+        if prompts:
+            return self._take(prompts, 0)
+        return self._take(0, _within(most, [len(batch) for batch, _ in self._steps]))
+
+    def _take(self, num_prompts: int, num_steps: int) -> list[VerifiedTokens]:
+        taken, self._prompts = self._prompts[:num_prompts], self._prompts[num_prompts:]
         prompts = [
             replace(verified, slots=torch.full_like(verified.slots, sequence.slot))
-            for sequence, verified in self._prompts
+            for sequence, verified in taken
             if sequence.slot >= 0
         ]
-        for sequence, verified in self._prompts:
+        for sequence, verified in taken:
             sequence.num_untold -= len(verified.token_ids)
-        steps = self._merged()
-        self._prompts, self._steps = [], []
-        return [*prompts, *steps]
+        steps, self._steps = self._steps[:num_steps], self._steps[num_steps:]
+        return [*prompts, *_merged(steps)]
 
-    def _merged(self) -> list[VerifiedTokens]:
-        """All steps as one, each sequence's tokens in line."""
-        told: list[tuple[int, int, int, int]] = []
-        first = 0
-        for batch, _ in self._steps:
-            for row, sequence in enumerate(batch, first):
-                position = sequence.num_computed - sequence.num_untold
-                sequence.num_untold -= 1
-                if sequence.slot >= 0 and sequence.speculative:
-                    told.append((sequence.slot, position, sequence.tokens[position], row))
-            first += len(batch)
-        if not told:
-            return []
-        taps = [tapped for _, tapped in self._steps if tapped is not None]
-        device = taps[0].device if taps else None
-        slots, positions, token_ids, rows = torch.tensor(sorted(told), device=device).T.contiguous().unbind()
-        return [VerifiedTokens(slots, positions, token_ids, torch.cat(taps).index_select(0, rows) if taps else None)]
+
+def _within(most: int, sizes: list[int]) -> int:
+    """How many of these, from the first on, are ``most`` together; at least one, if there are any."""
+    count = sum(total <= most for total in accumulate(sizes))
+    return max(count, min(1, len(sizes)))
+
+
+def _merged(steps: list[tuple[Many[Sequence], Tensor | None]]) -> list[VerifiedTokens]:
+    """Steps as one, each sequence's tokens in line."""
+    told: list[tuple[int, int, int, int]] = []
+    first = 0
+    for batch, _ in steps:
+        for row, sequence in enumerate(batch, first):
+            position = sequence.num_computed - sequence.num_untold
+            sequence.num_untold -= 1
+            if sequence.slot >= 0 and sequence.speculative:
+                told.append((sequence.slot, position, sequence.tokens[position], row))
+        first += len(batch)
+    if not told:
+        return []
+    taps = [tapped for _, tapped in steps if tapped is not None]
+    device = taps[0].device if taps else None
+    slots, positions, token_ids, rows = torch.tensor(sorted(told), device=device).T.contiguous().unbind()
+    return [VerifiedTokens(slots, positions, token_ids, torch.cat(taps).index_select(0, rows) if taps else None)]

@@ -129,7 +129,8 @@ def _shortest(engine: Engine, script: _Script, size: int) -> StepTimes:
         _fill(engine, size)
         script.latest = None
         engine.step()
-        if script.latest is not None:
+        # Before a drafter drafts anew it may take some steps to be told what it has missed.
+        if script.latest is not None and script.latest.drafted == (script.levels is not None):
             taken.append(script.latest)
     # The first of a kind finds nothing prepared.
     return replace(taken[0], draft=min(step.draft for step in taken[1:]), rest=min(step.rest for step in taken[1:]))
@@ -158,7 +159,7 @@ class _Script:
         self.levels: int | None = None
         self.latest: StepTimes | None = None
 
-    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
         """So many levels, whatever the drafter thinks of them; None: no draft."""
         return None if self.levels is None else replace(self._largest, depth=self.levels, min_reach=0.0)
 

@@ -22,6 +22,7 @@ from speculative.logprobs import text_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.prefixes import Prefixes
 from speculative.remote.memory import MemoryReader
+from speculative.replayed_verification import ReplayedVerification
 from speculative.request import Grammar, OfferedTree, Request, RequestOutput, TokenLogprob
 from speculative.sampling import argmax
 from speculative.scheduler import PrefillChunk, Scheduler
@@ -37,7 +38,9 @@ from speculative.verification import Acceptance
 class Engine:
     """Decodes many requests together, each with drafts from one drafter. Not thread-safe: one thread owns it.
 
-    ``compiled`` holds graphs that stand in for parts of a step, by name: see ``compiling``.
+    ``before_pass`` is called whenever the target is about to run, which takes the interpreter from nobody.
+    ``compiled`` holds graphs that stand in for parts of a step, by name: see ``compiling``; ``replayed`` for all of the target's
+    work on a tree: see ``replaying``.
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class Engine:
         self.target, self.tokenizer, self.policy, self.info = target, tokenizer, policy, info
         self.largest_shape = largest_shape
         self.compiled: dict[str, CompiledGraph] = {}
+        self.replayed: ReplayedVerification | None = None
         self.eos_token_ids = eos_token_ids
         self._texts = Texts(tokenizer, info.vocab_size, eos_token_ids)
         self.clock = StepClock()
         self._shape: DraftShape | None = None
         self._told = 0.0
         self._has_prefilled = False
+        self.before_pass: Callable[[], None] = lambda: None
         drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
         self.memory = MemoryReader.of(drafter)
         self.taps = drafter.taps if drafter is not None else ()
@@ -213,6 +218,7 @@ class Engine:
         sequence = chunk.sequence
         token_ids = self._tensor(sequence.tokens[chunk.start : chunk.end])
         plan = prefill_plan(self.cache, self.target.config.groups, sequence.slot, chunk.start, chunk.end)
+        self.before_pass()
         hidden, tapped = self.target.forward_tapped(token_ids, plan, self.cache, self.taps)
         sequence.num_target_calls += 1
         sequence.num_computed = chunk.end
@@ -233,13 +239,18 @@ class Engine:
         return sequence.append(accepted[0].tokens, 0, logprobs, self.eos_token_ids)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
-        self._shape = shape = self.policy.shape(batch) if self.drafter is not None else None
+        read = 0.0 if self.scheduler.prefilling is None else self.clock.of_step["prefill"]
+        shape = self.policy.shape(batch, read=read) if self.drafter is not None else None
+        if shape is not None and self.telling.catch_up():
+            self._told += self.clock.end("commit", usual=False)
+            # What is left is told before the next steps: all at once, it would hold every text up.
+            shape = shape if self.telling.drafting else None
+        elif shape is None:
+            self.telling.drafting = self.drafter is None or not any(sequence.drafts_here for sequence in batch)
+        self._shape = shape
         if shape is None or self.drafter is None:
             tree = DraftTree.empty(len(batch))
-            self.telling.drafting = self.drafter is None or not any(sequence.drafts_here for sequence in batch)
         else:
-            if self.telling.catch_up():
-                self._told = self.clock.end("commit", usual=False)
             tree = self.policy.cut(self.drafter.propose(batch, shape, self.cache), batch)
         offered = [sequence.offered for sequence in batch]
         return tree.with_offered(offered, self.cache.scratch - 1) if any(offered) else tree
@@ -253,7 +264,11 @@ class Engine:
         roots = self._tensor([sequence.tokens[-1:] for sequence in batch])
         token_ids = torch.cat((roots, tree.tokens.to(roots)), dim=1)
         lengths = [sequence.num_computed for sequence in batch]
+        if self.replayed is not None and self.replayed.suits(batch, tree):
+            self.before_pass()
+            return batch, tree, *self.replayed(token_ids, tree.parents, lengths)
         plan = verify_plan(self.cache, self.target.config.groups, lengths, tree, self.compiled, batch[0].slot)
+        self.before_pass()
         hidden, tapped = self.target.forward_tapped(token_ids.flatten(), plan, self.cache, self.taps)
         ready = [index for index, sequence in enumerate(batch) if not sequence.waits]
         if len(ready) < len(batch):
@@ -301,7 +316,7 @@ class Engine:
         if any(sequence.request.remote for sequence in batch):
             return
         times = StepTimes(len(batch), tree.num_rows - 1, self._shape is not None, seconds["draft"], rest, self._told)
-        self._told = 0.0
+        self._told = 0.0 if times.drafted else self._told
         self.policy.observe(times, tree, batch, [len(acceptance.rows) for acceptance in accepted])
 
     def _with_memory(self, batch: list[Sequence], outputs: list[RequestOutput]) -> list[RequestOutput]:

@@ -48,6 +48,7 @@ from speculative.errors import EngineLoadError
 from speculative.memory_measuring import keep_few_kernels, memory_needs, resident_bytes
 from speculative.packages import compiles
 from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
+from speculative.replaying import replay_engine, replays
 
 logger = logging.getLogger("moaserve.engine")
 
@@ -57,7 +58,7 @@ FIXED_REACH = 0.2
 MEASURABLE = 16
 """Tokens that a text must have room for to be used in measuring."""
 
-MOA_WINDOW = 128
+MOA_WINDOW = 64
 """Tokens of a prompt that MoA drafters read unless told otherwise: docs/results/bundled-pair.md."""
 
 
@@ -81,6 +82,8 @@ def _load(config: EngineConfig) -> Engine:
         drafter.pack()
     borrowed = drafter.borrowed if isinstance(drafter, MoADrafter) else 0
     engine.target.release_layers(engine.target.config.num_layers - borrowed)
+    if replays(config, engine.target.device):
+        replay_engine(engine)
     engine.scheduler.budget.costs = measure_reading(engine)
     if config.draft_policy == "adaptive" and engine.drafter is not None and engine.info.max_model_len >= MEASURABLE:
         engine.policy = AdaptivePolicy(engine.largest_shape, StepCosts(measure_costs(engine)))
@@ -98,8 +101,8 @@ def load_uncompiled(config: EngineConfig) -> Engine:
     """An engine whose weights are as they were loaded, neither packed nor compiled."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
+    device = torch_device(config.device)
+    dtype = torch_dtype(config.dtype, device)
     folder = resolve_target(config.model)
     target, tokenizer = load_target(folder, dtype=dtype, device=device)
     length = config.max_model_len or target.config.max_position_embeddings
@@ -181,7 +184,8 @@ def _fingerprint(target: Llama, network: nn.Module | None, dtype: torch.dtype | 
     return digest.hexdigest()
 
 
-def _device(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
+    """What a device is called on the command line -> the device; raises EngineLoadError where it cannot be used."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -192,7 +196,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def torch_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What a type is called on the command line -> the type that weights have on that device."""
     if name == "auto":
         fast = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
         return torch.bfloat16 if fast else torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -43,8 +44,11 @@ class DraftShape:
 class SpeculationPolicy(Protocol):
     """Chooses how each step drafts, and learns from what came of it."""
 
-    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
-        """Limits of this step's trees, or None where nothing is to be drafted."""
+    def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
+        """Limits of this step's trees, or None where nothing is to be drafted; it has read a prompt for ``read`` seconds already.
+
+        The drafter may have to be told what it has missed, a portion between two steps: then the same is asked again.
+        """
 
     def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
         """As much of what was drafted as is to be verified."""
@@ -62,7 +66,7 @@ class FixedPolicy:
     def __init__(self, shape: DraftShape) -> None:
         self._shape = shape
 
-    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
         """The configured shape, whatever the load."""
         return self._shape if any(sequence.drafts_here for sequence in batch) else None
 
@@ -99,7 +103,11 @@ class AdaptivePolicy:
     - and of the nodes that were drafted as many are verified as make the most of the step: by the drafter's probabilities, as far
       as each request's drafts have kept what those promised, and by what rows cost at this batch size.
 
-    While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying.
+    Prompts are read for some time beside a step, whether it drafts or not. It belongs to the step: the longer it is, the more a
+    draft's tokens are worth beside what drafting takes longer.
+
+    While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying. A trial
+    holds all texts up: it waits while a prompt is read, which does so too, and verifies what goes into twice a plain step's time.
     """
 
     def __init__(self, largest: DraftShape, costs: StepCosts) -> None:
@@ -107,25 +115,27 @@ class AdaptivePolicy:
         self.expected = Expectations()
         self._usual: dict[int, _Usual] = {}
         self._allowance = 0.0
+        self._trying = False
+        self._read = 0.0
 
-    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
         """As in SpeculationPolicy."""
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
             return None
         size, costs, usual = len(batch), self.costs, self._of(len(batch))
-        plain = costs.plain(size)
-        seconds = usual.draft + costs.verification(size, usual.nodes)
+        self._read, plain = read, read + costs.plain(size)
+        seconds = read + usual.draft + costs.verification(size, usual.nodes)
         gain = sum(self.expected.gain(sequence) for sequence in drafting)
         rate = (size + gain) / seconds
-        if rate * plain < size and all(sequence.request.adaptive for sequence in drafting):
+        self._trying = rate * plain < size and all(sequence.request.adaptive for sequence in drafting)
+        if self._trying:
             self._allowance += PROBING * plain
             loss = usual.told + seconds - plain * (size + gain) / size
-            if self._allowance < loss:
+            if self._allowance < loss or read:
                 for sequence in drafting:
                     self.expected.pass_by(sequence)
                 return None
-            self._allowance = 0.0
         level = costs.level(size)
         reliability = sum(self.expected.reliability(sequence) for sequence in drafting)
         return replace(self.largest, min_reach=min(max(self.largest.min_reach, rate * level / reliability), 1.0))
@@ -139,9 +149,11 @@ class AdaptivePolicy:
         reliability = torch.tensor([[self.expected.reliability(sequence) * sequence.drafts_here] for sequence in batch])
         worth = (tree.probabilities.to("cpu", torch.float32) * reliability).nan_to_num_(nan=1.0).sum(dim=0).cumsum(dim=0).tolist()
         best, count = 0.0, 0
+        longest = 2 * self.costs.plain(size) if self._trying else math.inf
         for number, gain in enumerate((0.0, *worth)):
-            rate = (size + gain) / (usual.draft + self.costs.verification(size, number))
-            if rate > best:
+            verification = self.costs.verification(size, number)
+            rate = (size + gain) / (self._read + usual.draft + verification)
+            if rate > best and (number <= 1 or usual.draft + verification <= longest):
                 best, count = rate, number
         usual.nodes += _WEIGHT * (count - usual.nodes)
         return tree.cut(count) if count < nodes else tree
@@ -151,6 +163,8 @@ class AdaptivePolicy:
         self.costs.observe(step)
         if not step.drafted:
             return
+        if self._trying:
+            self._allowance = 0.0
         usual = self._of(step.batch_size)
         usual.draft += _WEIGHT * (min(step.draft, 2 * usual.draft) - usual.draft)
         if step.told:

@@ -1,9 +1,11 @@
 """How much of the prompts is read between two steps of the running texts. Arithmetic only, no tensors.
 
-While texts run, a step reads what takes as long as they usually take for a step, so that their next tokens come after about two
-steps' time instead of one. Where most of that time would go into running the network at all, however few the tokens, it may be
-half as long again, and a prompt always gets a few tokens, so that its first token comes in a time that can be foreseen. When
-nothing runs, nobody waits, and a step reads as much as it may.
+While texts run, a step reads what takes two thirds of what they usually take for a step, so that their next tokens come after about
+two steps' time instead of one: what a step fetches anew after reading makes it somewhat longer. Where most of that would go into
+running the network at all, however few the tokens, it may be half as long again as a step, and a prompt always gets a few tokens,
+so that its first token comes in a time that can be foreseen. For each prompt that waits behind, as much again is read, up to three
+steps' worth: without that a server near its capacity has few texts running, many waiting, and both for long. A hundredth of a
+second is always allowed. When nothing runs, nobody waits, and a step reads as much as it may.
 """
 
 from __future__ import annotations
@@ -14,13 +16,25 @@ from dataclasses import dataclass
 LEAST = 16
 """Tokens that a prompt gets at every step, whatever they cost."""
 
+_SHARE = 0.65
+"""What reading takes beside running texts, in their usual steps."""
+
 _LONGEST = 1.5
 """The longest that reading may take beside running texts, in their usual steps."""
+
+_CROWDED = 3.0
+"""The same where other prompts wait behind: they and all that come after them would wait ever longer."""
+
+_UNNOTICED = 0.010
+"""Seconds that reading may take beside texts however fast they run: nobody sees them, and prompts that wait keep batches small."""
 
 _WEIGHT = 0.2
 _STEP_WEIGHT = 0.1
 _OUTLIER = 2.0
 """What took so many times as long as expected, or as much less, tells of the machine's other work."""
+
+_LONGER = 1.25
+"""What a step counts for at most, in usual ones: one that tries out drafts is not what streams are used to."""
 
 
 @dataclass(slots=True)
@@ -72,14 +86,15 @@ class PrefillBudget:
         self._tokens, self._seconds = most, math.inf
         self._read: list[tuple[int, int]] = []
 
-    def begin(self, num_running: int) -> None:
-        """A step begins, beside which so many texts run."""
+    def begin(self, num_running: int, num_behind: int = 0) -> None:
+        """A step begins, beside which so many texts run; so many prompts wait behind the one that is read next."""
         self._tokens, self._seconds, self._read = self.most, math.inf, []
         if num_running and self.costs is not None:
             # What a step of so many texts takes is not known before the first: at least what one of fewer does.
             key = num_running.bit_length()
             usual = self._usual.get(key) or max((seconds for size, seconds in self._usual.items() if size < key), default=0.0)
-            self._seconds = min(max(usual, 2 * self.costs.run), _LONGEST * usual)
+            single = min(max(_SHARE * usual, 2 * self.costs.run), _LONGEST * usual)
+            self._seconds = max(single, min(_SHARE * (1 + num_behind), _CROWDED) * usual, _UNNOTICED)
 
     @property
     def left(self) -> bool:
@@ -114,4 +129,4 @@ class PrefillBudget:
         """A step of so many texts took so long, without what was read beside it."""
         key = num_running.bit_length()
         usual = self._usual.get(key)
-        self._usual[key] = seconds if usual is None else usual + _STEP_WEIGHT * (min(seconds, _OUTLIER * usual) - usual)
+        self._usual[key] = seconds if usual is None else usual + _STEP_WEIGHT * (min(seconds, _LONGER * usual) - usual)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from speculative.grammar import GrammarMatcher
 from speculative.request import SamplingParams
-from speculative.sampling import choose
+from speculative.sampling import choose, choose_rows
 
 _NEVER = float("-inf")
 
@@ -36,13 +36,23 @@ class Sampler:
         self._counted: _Counts | None = None
         self._bias: Tensor | None = None
 
-    def choose(self, logits: Tensor, best: int) -> int:
-        """The target's next token for a row of logits [V], whose likeliest token is ``best``."""
+    def choose(self, logits: Tensor, best: int, drawn: int = -1) -> int:
+        """The target's next token for a row of logits [V], whose likeliest is ``best``; ``drawn`` is what ``draw`` told of it."""
         if self.grammar is not None and self.grammar.ended:
             return best  # beyond the end of the text: nobody will read it
-        token = best if self._takes(best) else self._choose(logits)
+        token = best if self._takes(best) else drawn if drawn >= 0 else self._choose(logits)
         self.take(token)
         return token
+
+    def draw(self, logits: Tensor, depths: Tensor) -> Tensor | None:
+        """What rows of logits [R, V], so many tokens (``depths`` [R]) after the next, would be chosen from: [R], −1 where unknown.
+
+        None where each choice depends on those before it, or nothing is drawn.
+        """
+        params = self.params
+        if params.greedy or self._penalises or params.logit_bias or self._too_early or self.grammar is not None:
+            return None
+        return choose_rows(logits, params, self.seed, len(self.prompt) + len(self.chosen) + depths)
 
     def take(self, token: int) -> bool:
         """The text goes on with ``token``; False where its grammar does not allow that."""

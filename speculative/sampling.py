@@ -113,6 +113,34 @@ def choose(logits: Tensor, params: SamplingParams, seed: int, position: int) -> 
     return int(ids[(scores + noise).argmax()])
 
 
+def choose_rows(logits: Tensor, params: SamplingParams, seed: int, positions: Tensor) -> Tensor:
+    """``choose`` for rows of logits [R, V] at token ``positions`` [R] -> [R], asking for no number of the tensors.
+
+    −1 where more than a sorted head of the tokens would have to be looked at.
+    """
+    scores, vocabulary = logits.float() / params.temperature, logits.shape[-1]
+    limited = 0 < params.top_k < vocabulary
+    ids = torch.arange(vocabulary, device=logits.device).expand_as(logits)
+    sure = torch.ones_like(positions, dtype=torch.bool)
+    if limited or params.top_p < 1.0:
+        size = params.top_k if limited else vocabulary
+        count = size if params.top_p >= 1.0 else min(size, _HEAD)
+        total = torch.logsumexp(scores.topk(size).values if limited else scores, dim=-1, keepdim=True)
+        scores, ids = scores.topk(count)
+        cumulative = torch.exp(scores - total).cumsum(-1)
+        if count < size:
+            sure = cumulative[:, -1] >= params.top_p
+        if params.top_p < 1.0:
+            kept = (cumulative < params.top_p).sum(-1, keepdim=True) + 1
+            scores = scores.masked_fill(torch.arange(count, device=logits.device) >= kept, float("-inf"))
+    if params.min_p > 0.0:
+        least = scores.amax(-1, keepdim=True) + float(torch.log(torch.tensor(params.min_p)))
+        scores = scores.masked_fill(scores < least, float("-inf"))
+    noise = gumbel_noise(noise_keys(torch.full_like(positions, noise_stream(seed)), positions).unsqueeze(1), ids)
+    drawn = ids.gather(1, (scores + noise).argmax(-1, keepdim=True)).squeeze(1)
+    return drawn.masked_fill(~sure, -1)
+
+
 _GROUP = 128
 
 

@@ -87,7 +87,7 @@ class Scheduler:
 
     def schedule(self) -> Iterator[PrefillChunk]:
         """Admit what fits: this step's prefill chunks, as many as the budget has room for, each to be run before the next."""
-        self.budget.begin(len(self.running))
+        self.budget.begin(len(self.running), max(0, len(self.waiting) - (self.prefilling is None)))
         while self.budget.left:
             sequence = self.prefilling or self._admit()
             if sequence is None:

@@ -27,11 +27,11 @@ class Telling:
         self.drafting = True
 
     def catch_up(self) -> bool:
-        """Tell of what has waited, as drafting begins anew; whether anything had."""
-        self.drafting = True
-        waiting = self._backlog.take()
-        self._tell(*waiting)
-        return bool(waiting)
+        """Tell of a portion of what has waited, as drafting is to begin anew; whether anything had."""
+        waited = self._backlog.waits
+        self._tell(*self._backlog.take_portion())
+        self.drafting = not self._backlog.waits
+        return waited
 
     def of_prompt(self, sequence: Sequence, token_ids: Tensor, positions: Tensor, tapped: Tensor | None) -> None:
         """A stretch of a prompt was read: its tokens and their positions [n], and what was tapped of them [n, taps·E].
@@ -60,8 +60,8 @@ class Telling:
 
     def after_step(self) -> None:
         """Tell of what has waited too long; the texts' lengths must be what they are after the step."""
-        if self._backlog.full:
-            self._tell(*self._backlog.take())
+        while self._backlog.full:
+            self._tell(*self._backlog.take_portion())
 
     def _tell(self, *verified: VerifiedTokens) -> None:
         if self.drafter is not None:

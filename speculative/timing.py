@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 PHASES: Final = ("prefill", "draft", "verify", "commit")
@@ -13,10 +14,11 @@ class StepClock:
     """Seconds spent in each phase since the engine was made, and steps begun. One thread runs it, any may read it.
 
     ``of_step`` has those of the latest step alone. It is wall-clock time of the engine's thread: on a GPU, work that is still
-    queued counts for the phase that waits for it.
+    queued counts for the phase that waits for it, unless ``settle`` waits for it at the end of each phase.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settle: Callable[[], None] | None = None) -> None:
+        self._settle = settle
         self.steps = 0
         self.of_step = dict.fromkeys(PHASES, 0.0)
         self._seconds = dict.fromkeys(PHASES, 0.0)
@@ -30,6 +32,8 @@ class StepClock:
 
     def end(self, phase: str, *, usual: bool = True) -> float:
         """What has been done since the last call was this phase: its seconds. If it is not ``usual``, ``of_step`` leaves it out."""
+        if self._settle is not None:
+            self._settle()
         now = time.perf_counter()
         self._seconds[phase] += now - self._since
         if usual:

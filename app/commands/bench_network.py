@@ -74,7 +74,7 @@ def network(
         typer.Option(
             min=0, help="How many of a prompt's last tokens MoA and EAGLE-2 read; 0: all.", rich_help_panel=options.SPECULATION
         ),
-    ] = 128,
+    ] = 64,
     dtype: Annotated[
         str,
         typer.Option(help="auto, float32 or bfloat16; texts can be compared exactly in float32.", rich_help_panel=options.ENGINE),

@@ -37,8 +37,9 @@ def soak(
     """Whether a server's memory grows with the requests that it has answered.
 
     Starts a server and sends chats, completions, tools, structured output, log-probabilities, predictions, kept responses, requests
-    that it must refuse and streams whose client leaves; no two are the same. Prefix cache and store are kept small, so that they
-    are full early. Ends with exit code 1 where memory grows by more than --most-growth.
+    that it must refuse and streams whose client leaves; no two are the same. Before them as many texts as run at once grow as long
+    as can be, and prefix cache and store are kept small, so that what fills up is full early. Ends with exit code 1 where memory
+    grows by more than --most-growth.
 
     For example: moaserve bench soak --memory-limit 1GiB --json soak.json
     """
@@ -50,6 +51,7 @@ def soak(
     from benchmarks.machine import write_json
     from benchmarks.network.processes import ProcessError
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
+    from speculative.config import EngineConfig
 
     told = {"model": model, "drafter": drafter, "dtype": dtype, "device": device, "max_model_len": max_model_len}
     told |= {"max_num_seqs": max_num_seqs, "prefix_cache_tokens": prefix_cache_tokens, "memory_limit": memory_limit}
@@ -65,6 +67,7 @@ def soak(
             [*arguments, "--store-max-responses", "200", "--log-level", "error"],
             texts,
             num_requests=num_requests,
+            num_longest=max_num_seqs or EngineConfig().max_num_seqs,
             concurrency=concurrency,
             every=min(every, num_requests // 20),
             progress=lambda: bar.update(1),

@@ -68,7 +68,8 @@ Compile = Annotated[
     str | None,
     typer.Option(
         help="Compile the networks for this CPU: auto, on or off. Takes half a minute to some minutes, once; decoding is then some "
-        "three times faster for small models. (default: auto: where there is a C++ compiler and the model is small)",
+        "three times faster for small models. On a GPU steps are recorded as CUDA graphs, unless it is off. "
+        "(default: auto: where there is a C++ compiler and the model is small)",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -115,7 +116,7 @@ DraftWindow = Annotated[
     int | None,
     typer.Option(
         help="How many of a prompt's last tokens a MoA or EAGLE drafter reads, 0: all. Reading more costs time before the first "
-        "token. (default: 128, EAGLE: all)",
+        "token. (default: 64, EAGLE: all)",
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from benchmarks.alone import Continuation
     from benchmarks.evaluation import Case, Figures
     from benchmarks.gateway import GatewayResult
+    from benchmarks.gpu import ShapeCosts
     from benchmarks.offline import OfflineResult
     from benchmarks.watching import WatchingResult
 
@@ -102,6 +103,41 @@ def print_watching(result: WatchingResult) -> None:
         f"Recording alone: {result.recorder_seconds * 1e6:.2f} µs of processor time per token, {result.recorder_share:.3%} of all. "
         f"A scrape: {result.scrape_seconds * 1e3:.1f} ms."
     )
+
+
+def print_gpu(costs: ShapeCosts) -> None:
+    """Steps of one shape, and the least that they can take."""
+    from rich.console import Console
+    from rich.table import Table
+
+    sizes = f"{costs.parameters / 1e9:.2f} G parameters, drafter {costs.drafter_parameters / 1e9:.2f} G"
+    table = Table(title=f"{costs.shape.name}: {sizes}; milliseconds, medians of steps")
+    for column in (
+        "texts",
+        "nodes",
+        "",
+        "plain",
+        "draft",
+        "a level",
+        "verify",
+        "commit",
+        "least",
+        "verify / least",
+        "least / level",
+    ):
+        table.add_column(column, justify="right" if column else "left")
+    for step in costs.steps:
+        times = (step.plain, step.draft, step.level, step.verify, step.commit, step.floor)
+        ratios = step.as_dict()
+        table.add_row(
+            str(step.batch),
+            str(step.nodes),
+            "recorded" if step.replayed else "launched",
+            *(f"{seconds * 1e3:.2f}" for seconds in times),
+            f"{ratios['verify_over_floor']:.2f}",
+            f"{ratios['floor_over_level']:.1f}",
+        )
+    Console().print(table)
 
 
 def print_gateway(result: GatewayResult) -> None:

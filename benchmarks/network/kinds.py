@@ -52,7 +52,7 @@ class Pair:
     dtype: str
     compile: str
     draft_nodes: int | None = None
-    draft_window: int = 128
+    draft_window: int = 64
 
 
 def kinds(bundle: Path, independent: Path | None, eagle: Path | None) -> list[Kind]:

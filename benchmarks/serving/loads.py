@@ -14,6 +14,8 @@ Send = Callable[[int, float], Awaitable[_Result]]
 """Sends the request of a number, which is due at a time, and brings what became of it."""
 LEAD_S = 0.1
 """From deciding on a load to its beginning."""
+AWAKE_S = 0.005
+"""Before a request is due this process does not sleep: timers are milliseconds late, more where a virtual processor must wake."""
 
 
 async def open_loop(
@@ -30,7 +32,8 @@ async def open_loop(
     began = clock() + LEAD_S
     running: list[asyncio.Future[_Result]] = []
     for number, at in enumerate(times):
-        await sleep(max(0.0, began + at - clock()))
+        while (left := began + at - clock()) > 0:
+            await sleep(max(0.0, left - AWAKE_S))
         running.append(asyncio.ensure_future(send(number, began + at)))
     return list(await asyncio.gather(*running))
 

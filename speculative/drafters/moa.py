@@ -73,6 +73,10 @@ class MoADrafter(MoATreeDrafter):
             windows = (layer for kv in (target_cache, *self.caches) for layer in kv.window(0, kv.num_slots))
             remember([token_ids, slots, positions, *(() if hidden is None else (hidden,)), *windows])
             return
+        self.note(token_ids, slots, positions, hidden, target_cache)
+
+    def note(self, token_ids: Tensor, slots: Tensor, positions: Tensor, hidden: Tensor | None, target_cache: KVCache) -> None:
+        """As ``extend``, by the network itself: all [n], the target's final hidden states [n, E] for an entry."""
         kv = target_cache.gather(target_cache.flat_rows(slots, positions))
         rows = tuple(each.flat_rows(slots, positions) for each in self.caches)
         self.network.remember(token_ids, positions, kv, hidden, self.caches, rows)

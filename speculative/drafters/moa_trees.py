@@ -12,22 +12,17 @@ import torch
 from torch import Tensor
 
 from models.kv_cache import KVCache
-from speculative.drafters.base import window_start
-from speculative.drafters.growth import Candidates, Frontier, Level, Sampling
+from speculative.drafters.growth import Candidates, Frontier, Level
 from speculative.drafters.moa_network import DraftNetwork
-from speculative.drafters.tiled_block import DraftTrees
-from speculative.drafters.tree_drafter import TreeDrafter, root_mask, tree_of
+from speculative.drafters.tree_drafter import TreeDrafter, root_mask
 from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
-from speculative.sequence import Sequence
-from speculative.tree import DraftTree
 
 
 class MoATreeDrafter(TreeDrafter):
     """Trees by a Mixture-of-Attentions drafter.
 
     Of prompts SA and CA read the last ``window`` tokens (None: all). ``memories``, for an entry alone, takes memory itself.
-    ``trees``, where there is one, drafts whole trees in one call.
     """
 
     name = "moa"
@@ -53,26 +48,7 @@ class MoATreeDrafter(TreeDrafter):
         sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
         ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
         moa.rotary.reserve(length + self.scratch, moa.sa.input_norm.weight)
-        self.trees: DraftTrees | None = None
         super().__init__(device, [sa_cache, ca_cache, *(() if memories is None else (memories,))])
-
-    @property
-    def runs_compiled(self) -> bool:
-        """As in TreeDrafter."""
-        return self.trees is not None or super().runs_compiled
-
-    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
-        """As in TreeDrafter."""
-        if self.trees is None:
-            return super().propose(sequences, shape, target_cache)
-        # One tensor for all: making one costs more than its few numbers.
-        lengths = [each.num_computed for each in sequences]
-        starts = [window_start(each, self.window) for each in sequences]
-        texts = torch.tensor([[each.tokens[-1] for each in sequences], starts, lengths, lengths])
-        texts[3] = self.memory_ends(texts[2])
-        windows, sampling = self._windows(len(sequences)), list(Sampling.of(sequences, self.device) or ())
-        limits = (shape.depth, shape.breadth, shape.nodes, shape.min_reach, shape.temperature)
-        return tree_of(self.trees(windows, texts, sampling, *limits), sequences, shape)
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """In a block no state; else the mask of the scratch row that is the root's own."""
@@ -98,7 +74,7 @@ class MoATreeDrafter(TreeDrafter):
         roots = level.frontier.tokens
         if graph := self.compiled.get("block"):
             # It comes with a greedy level of the drafter's own breadth.
-            out = graph([*level.frontier, *level.grown, *level.text, *level.place, level.temperature, *self._windows(len(roots))])
+            out = graph([*level.frontier, *level.grown, *level.text, *level.place, level.temperature, *self.windows(len(roots))])
             if level.sampling is None and breadth == self.breadth:
                 return out[0], Candidates(*out[1:4]), Frontier(*out[4:8]), out[8]
             known = out[0]
@@ -114,16 +90,13 @@ class MoATreeDrafter(TreeDrafter):
         # A compiled level has its breadth built in.
         graph = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
         if graph is not None:
-            beside = self._windows(len(grown.tokens)) if known is None else [known]
+            beside = self.windows(len(grown.tokens)) if known is None else [known]
             out = graph([*frontier, *grown, *text, *place, temperature, *(sampling or ()), *beside])
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
         if known is not None:
             return self.network.expand(level, self.network.states(level, known), breadth)
         feature = self.through_borrowed(level, self.network.feature(level, self.caches), target_cache)
         return self.network.expand(level, feature.unflatten(0, frontier.tokens.shape), breadth)
-
-    def _windows(self, batch: int) -> list[Tensor]:
-        return [layer for cache in self.caches for layer in cache.window(0, batch)]
 
 
 @cache

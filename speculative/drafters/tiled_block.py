@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -12,10 +10,7 @@ from models.layers import DecoderLayer, Linear
 from models.tiled_decoder import in_turns, layer_tensors
 from speculative.drafters.growth import CANDIDATES
 from speculative.drafters.moa_network import DraftNetwork
-
-DraftTrees = Callable[[list[Tensor], Tensor, list[Tensor], int, int, int, float, float], list[Tensor]]
-"""Caches' windows, texts [4, B] (roots, starts, lengths, memory's ends), sampling settings or none, depth, breadth, nodes, least
-reach and temperature (as in DraftShape) -> tokens, parents and probabilities [B, N] as in DraftTree."""
+from speculative.drafters.tree_drafter import DraftTrees
 
 
 def suits(network: DraftNetwork, breadth: int) -> bool:

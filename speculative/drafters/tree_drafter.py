@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from functools import cache
 
@@ -19,12 +20,19 @@ from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
+DraftTrees = Callable[[list[Tensor], Tensor, list[Tensor], int, int, int, float, float], Many[Tensor]]
+"""Caches' windows, texts [4, B] (roots, starts, lengths, memory's ends), sampling settings or none, depth, breadth, nodes, least
+reach and temperature (as in DraftShape) -> tokens, parents and probabilities [B, N] as in DraftTree."""
+
+_HOPELESS = 2000.0
+"""What makes a node less likely than any that is drafted, and still leaves float32 a node and its parent apart."""
+
 
 class TreeDrafter(ABC):
     """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
 
     How it learns of verified tokens is each drafter's own. ``compiled`` holds graphs that replace parts of the network, by name:
-    see ``moa_graphs``.
+    see ``moa_graphs``. ``trees``, where there is one, drafts whole trees in one call.
     """
 
     name: str
@@ -35,11 +43,12 @@ class TreeDrafter(ABC):
         self.device = device
         self.caches: Many[KVCache] = caches
         self.compiled: dict[str, CompiledGraph] = {}
+        self.trees: DraftTrees | None = None
 
     @property
     def runs_compiled(self) -> bool:
         """Whether something stands in for its network."""
-        return bool(self.compiled)
+        return bool(self.compiled) or self.trees is not None
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do: what the slot holds will be written anew before it is read."""
@@ -71,21 +80,54 @@ class TreeDrafter(ABC):
 
         There is no ``target_cache`` where the target is elsewhere.
         """
-        device = self.device
-        text = self.text(sequences)
-        sampling = Sampling.of(sequences, device)
-        temperature = number(shape.temperature, device)
-        frontier = self.roots(sequences, text)
+        sampling = Sampling.of(sequences, self.device)
+        if self.trees is None:
+            text = self.text(sequences)
+            return tree_of(self.drafted(self.roots(sequences, text), text, sampling, shape, target_cache), sequences, shape)
+        # One tensor for all: making one costs more than its few numbers.
+        lengths = [each.num_computed for each in sequences]
+        starts = [window_start(each, self.window) for each in sequences]
+        texts = torch.tensor([[each.tokens[-1] for each in sequences], starts, lengths, lengths])
+        texts[3] = self.memory_ends(texts[2])
+        limits = (shape.depth, shape.breadth, shape.nodes, shape.min_reach, shape.temperature)
+        return tree_of(self.trees(self.windows(len(sequences)), texts, list(sampling or ()), *limits), sequences, shape)
+
+    def drafted(
+        self,
+        frontier: Frontier,
+        text: Text,
+        sampling: Sampling | None,
+        shape: DraftShape,
+        target_cache: KVCache | None,
+        least_reach: Tensor | None = None,
+    ) -> Many[Tensor]:
+        """From the texts' roots to the best nodes' tokens, parents and probabilities [B, N], best first.
+
+        Given ``least_reach`` [1] in the place of the shape's, no number is looked at: levels that would not be drafted are, and
+        their nodes come last, with probability 0.
+        """
+        device, temperature = self.device, number(shape.temperature, self.device)
         grown = Candidates(frontier.scores, frontier.tokens, frontier.numbers)
         known: Tensor | None = None
-        row = 0
+        row, penalty, penalties = 0, torch.zeros_like(frontier.scores[0]), [torch.zeros_like(frontier.scores[0])]
         for depth in range(shape.depth):
             level = Level(frontier, grown, text, place(depth, row, device), temperature, sampling)
             row += frontier.tokens.shape[1]
-            known, grown, frontier, reach = self.grow(level, known, shape.breadth, target_cache)
-            if float(reach) < shape.min_reach:
-                break
-        return tree_of(self._best(grown, shape.nodes), sequences, shape)
+            known, following, frontier, reach = self.grow(level, known, shape.breadth, target_cache)
+            if least_reach is None:
+                grown = following
+                if float(reach) < shape.min_reach:
+                    break
+            else:
+                penalties.append(penalty.expand(following.scores.shape[1] - grown.scores.shape[1]))
+                penalty, grown = penalty.maximum((reach < least_reach) * _HOPELESS), following
+        if least_reach is not None:
+            grown = grown._replace(scores=grown.scores - torch.cat(penalties))
+        return self._best(grown, shape.nodes)
+
+    def windows(self, batch: int) -> list[Tensor]:
+        """The rows of the caches' first ``batch`` slots, all layers in line."""
+        return [layer for cache in self.caches for layer in cache.window(0, batch)]
 
     def text(self, sequences: Many[Sequence]) -> Text:
         """What is known of sequences in consecutive slots from 0."""
@@ -101,9 +143,11 @@ class TreeDrafter(ABC):
 
     def roots(self, sequences: Many[Sequence], text: Text) -> Frontier:
         """The first frontier: the texts' last tokens."""
-        tokens = torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=self.device)
-        scores, numbers = _blank(len(sequences), self.device)
-        return Frontier(tokens, scores, numbers, self.inherited(text.lengths))
+        return self.first_frontier(torch.tensor([sequence.tokens[-1:] for sequence in sequences], device=self.device), text)
+
+    def first_frontier(self, roots: Tensor, text: Text) -> Frontier:
+        """The same of tokens [B, 1]."""
+        return Frontier(roots, *_blank(len(roots), self.device), self.inherited(text.lengths))
 
     def _best(self, grown: Candidates, nodes: int) -> list[Tensor]:
         rows = counting(min(nodes, grown.tokens.shape[1] - 1) + 1, grown.tokens.device)

@@ -20,6 +20,7 @@ from speculative.prefixes import Prefixes
 from speculative.request import Grammar, Request, RequestOutput, TokenLogprob
 from speculative.sampler import Sampler
 from speculative.sequence import Sequence as Running
+from speculative.timing import StepClock
 
 TOKENIZER: Any = load_tokenizer(BUNDLED["target"])
 EOS = TOKENIZER.eos_token_id
@@ -48,6 +49,8 @@ class ScriptedEngine:
         self.running: list[Running] = []
         self.waiting: deque[Running] = deque()
         self.prefixes = Prefixes((), 0, None)
+        self.clock = StepClock()
+        self.before_pass: Callable[[], None] = lambda: None
 
     def validate(self, request: Request) -> None:
         assert len(request.prompt_token_ids) < CONTEXT
@@ -85,6 +88,8 @@ class ScriptedEngine:
     def step(self) -> list[RequestOutput]:
         while self.waiting and len(self.running) < self._slots:
             self.running.append(self.waiting.popleft())
+        self.clock.begin()
+        self.before_pass()
         self._before_step(self)
         outputs = []
         for each in list(self.running):
@@ -96,6 +101,7 @@ class ScriptedEngine:
             outputs.append(each.append(tokens, len(tokens) - 1, told, frozenset({EOS})))
             if each.finish_reason is not None:
                 self.running.remove(each)
+        self.clock.end("verify")
         return outputs
 
     def _ended(self, sequence: Running, reason: Any) -> RequestOutput:

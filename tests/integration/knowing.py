@@ -87,9 +87,9 @@ class KnowingSampler(Sampler):
         known = answer(tokenizer().decode(list(prompt)))
         self._left = None if known is None else known.encode()
 
-    def choose(self, logits: Tensor, best: int) -> int:
+    def choose(self, logits: Tensor, best: int, drawn: int = -1) -> int:
         if self._left is None:
-            return super().choose(logits, best)
+            return super().choose(logits, best, drawn)
         logits = logits.clone()
         logits[self._next(self._left)] += SURE
         token = super().choose(logits, int(torch.argmax(logits)))

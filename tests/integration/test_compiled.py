@@ -41,10 +41,15 @@ def load(compile_: str, **settings: object) -> Engine:
     return load_engine(
         EngineConfig(
             model=str(FIXTURE / "target"),
-            max_model_len=128,
             max_num_seqs=4,
             compile=compile_,  # type: ignore[arg-type]
-            **{"drafter": str(FIXTURE / "drafter"), "dtype": "float32", "draft_policy": "fixed", **settings},  # type: ignore[arg-type]
+            **{  # type: ignore[arg-type]
+                "max_model_len": 128,
+                "drafter": str(FIXTURE / "drafter"),
+                "dtype": "float32",
+                "draft_policy": "fixed",
+                **settings,
+            },
         )
     )
 
@@ -194,6 +199,18 @@ def test_a_decoder_by_tiles_scores_as_float32_does(cache: Path, monkeypatch: pyt
     together = answers(tiled, [[3, 1, 4], [7], [2, 7, 1, 8] * 9], SamplingParams(24, temperature=0.0, speculative=False))[0]
     for prompt, expected in zip([[3, 1, 4], [7], [2, 7, 1, 8] * 9], together, strict=True):
         assert answers(tiled, [prompt], SamplingParams(24, temperature=0.0, speculative=False))[0] == [expected]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_texts_grow_to_the_models_last_position(cache: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    engine = load("on", dtype=dtype, num_threads=1, max_model_len=None, draft_min_reach=0.0)
+    length = engine.info.max_model_len
+    assert length == engine.target.config.max_position_embeddings
+    # Trees of ever the same depth reach past the end.
+    prompts = [[3, 1, 4, 1, 5] * 20, [2, 7] * ((length - 20) // 2), [7, 8, 9] * ((length - 11) // 3)]
+    tokens, _ = answers(engine, prompts, SamplingParams(ignore_eos=True, temperature=0.0, max_tokens=None))
+    assert [len(prompt) + len(answer) for prompt, answer in zip(prompts, tokens, strict=True)] == [length] * 3
 
 
 def test_an_edge_drafts_the_same_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,30 @@ async def test_streams_end_and_health_turns_when_the_thread_dies(engine: AsyncEn
     assert not engine.alive and not engine.ready
 
 
+async def test_what_a_step_gained_is_told_as_the_next_pass_begins_but_first_and_last_tokens_at_once(
+    engine: AsyncEngine, monkeypatch
+) -> None:
+    log: list[str] = []
+
+    def logged(owner: object, name: str, what: str, when=lambda *_: True) -> None:
+        function = getattr(owner, name)
+
+        def call(*arguments: object) -> object:
+            if when(*arguments):
+                log.append(what)
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, call)
+
+    logged(engine._engine, "_draft", "draft")
+    logged(engine._engine.target, "forward_tapped", "pass")
+    logged(engine, "_call", "told", when=lambda function, *_: function == engine._publish)
+    assert len(await collect(engine, "r", max_tokens=30, temperature=1.0)) == 30
+    steps = log.count("draft")
+    assert steps > 3
+    assert log == ["pass", "told", "draft", "pass", *["draft", "told", "pass"] * (steps - 1), "told"]
+
+
 async def test_while_loading_requests_are_refused(make_engine: MakeEngine) -> None:
     gate = threading.Event()
 

@@ -144,7 +144,7 @@ def test_a_window_is_refused_by_drafters_that_have_none(make_engine: MakeEngine,
         make_engine(drafter=drafter, draft_window=5)
 
 
-@pytest.mark.parametrize(("drafter", "unless_told"), [("moa", 128), ("eagle2", None)])
+@pytest.mark.parametrize(("drafter", "unless_told"), [("moa", 64), ("eagle2", None)])
 def test_drafters_that_read_memory_have_a_window(make_engine: MakeEngine, drafter: str, unless_told: int | None) -> None:
     for choice, window in ((None, unless_told), (0, None), (9, 9)):
         engine = make_engine(drafter=drafter, draft_window=choice)

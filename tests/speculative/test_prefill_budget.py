@@ -107,13 +107,22 @@ def test_of_several_prompts_together_no_more_is_read_than_of_one() -> None:
     assert budget.take(0, 4000) == 0 and not budget.left
 
 
+def test_prompts_that_wait_behind_have_more_read_up_to_three_steps() -> None:
+    budget = known(small(), most=4000)
+    spent = []
+    for num_behind in (0, 1, 2, 3, 4, 30):
+        budget.begin(16, num_behind)
+        spent.append(small().seconds(0, budget.take(0, 4000)) / STEP)
+    assert spent == pytest.approx([0.65, 1.3, 1.95, 2.6, 3.0, 3.0], rel=0.02)
+
+
 def test_before_a_step_of_so_many_texts_as_little_as_may_be_is_read() -> None:
     budget = PrefillBudget(512, small())
     budget.begin(16)
     assert budget.take(0, 4000) == LEAST
-    budget.observe_step(1, 3.0)
+    budget.observe_step(1, 5.0)
     budget.begin(16)  # at least as long as one of fewer texts
-    assert LEAST < budget.take(0, 4000) == small().count(0, 3.0)
+    assert LEAST < budget.take(0, 4000) == small().count(0, 0.65 * 5.0)
 
 
 @pytest.mark.parametrize("wrong", [0.4, 2.5])
@@ -129,6 +138,15 @@ def test_wrong_costs_are_put_right_by_what_reading_takes(part: str, wrong: float
     assert median(gaps) == pytest.approx(2 * STEP, rel=0.1)
 
 
+def test_what_nobody_notices_is_always_allowed() -> None:
+    costs = ReadingCosts(0.001, 5e-5, 1e-8)
+    budget = PrefillBudget(512, costs)
+    for _ in range(100):
+        budget.observe_step(1, 0.002)
+    budget.begin(1)
+    assert budget.take(100, 4000) == costs.count(100, 0.010) > costs.count(100, 0.003)
+
+
 def test_one_slow_reading_is_not_believed() -> None:
     budget = known(small())
     budget.begin(16)
@@ -140,10 +158,10 @@ def test_one_slow_reading_is_not_believed() -> None:
 
 def test_the_usual_step_follows_the_texts() -> None:
     budget = known(small(), step=8.0)
-    for _ in range(50):
+    for _ in range(100):
         budget.observe_step(16, 24.0)
     budget.begin(16)
-    assert budget.take(0, 4000) == pytest.approx(small().count(0, 24.0), abs=2)
+    assert budget.take(0, 4000) == pytest.approx(small().count(0, 0.65 * 24.0), abs=2)
 
 
 def test_what_reading_costs_is_measured_and_leaves_no_trace(make_engine: MakeEngine) -> None:

@@ -6,7 +6,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from speculative.errors import InvalidRequestError
 from speculative.request import SamplingParams
-from speculative.sampling import choose, gumbel_noise, noise_key, noise_keys, noise_stream, process
+from speculative.sampling import choose, choose_rows, gumbel_noise, noise_key, noise_keys, noise_stream, process
 
 SETTINGS = [
     {"temperature": 1.0},
@@ -85,6 +85,36 @@ def test_keys_of_many_positions_are_those_of_each() -> None:
     seeds, positions = [0, 1, -7, 2**63 - 1, 2**64 + 5], [0, 3, 10_000]
     keys = noise_keys(torch.tensor([noise_stream(seed) for seed in seeds]).unsqueeze(1), torch.tensor(positions))
     assert keys.tolist() == [[noise_key(seed, position) for position in positions] for seed in seeds]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0.3},
+        {"top_k": 7},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"top_k": 300},
+        {"top_k": 300, "top_p": 0.9},
+        {"top_k": 40, "top_p": 0.7, "min_p": 0.02, "temperature": 1.4},
+    ],
+)
+@pytest.mark.parametrize("vocabulary", [100, 2000])
+def test_rows_drawn_together_are_drawn_as_each(settings: dict[str, float], vocabulary: int) -> None:
+    torch.manual_seed(3)
+    logits, positions = 4 * torch.randn(40, vocabulary), torch.arange(7, 47)
+    params = SamplingParams(**{"temperature": 1.0, **settings})  # type: ignore[arg-type]
+    together = choose_rows(logits, params, 11, positions).tolist()
+    alone = [choose(row, params, 11, position) for row, position in zip(logits, positions.tolist(), strict=True)]
+    known = [token >= 0 for token in together]
+    assert [token for token in together if token >= 0] == [token for token, sure in zip(alone, known, strict=True) if sure]
+    assert sum(known) >= 35
+
+
+def test_where_a_sorted_head_does_not_hold_enough_nothing_is_drawn() -> None:
+    flat = torch.zeros(2, 3000)
+    assert choose_rows(flat, SamplingParams(temperature=1.0, top_p=0.9), 1, torch.tensor([3, 4])).tolist() == [-1, -1]
 
 
 def test_temperature_zero_takes_the_first_of_the_largest() -> None:

@@ -3,6 +3,7 @@ import random
 import pytest
 
 from speculative.detokenizer import Detokenizer
+from speculative.prefill_budget import ReadingCosts
 from speculative.request import Request
 from speculative.sampler import Sampler
 from speculative.scheduler import Scheduler, SlotMove
@@ -39,6 +40,20 @@ def test_long_prompts_come_in_chunks_and_the_next_fills_what_is_left() -> None:
     assert spans(scheduler) == [("long", 16, 20), ("short", 0, 4)]
     assert [s.slot for s in scheduler.running] == [0, 1]
     scheduler.check_integrity()
+
+
+def test_only_prompts_behind_the_one_that_is_read_have_more_read() -> None:
+    scheduler = Scheduler(num_slots=8, prefill_chunk=1000)
+    scheduler.add(sequence("running", 10))
+    spans(scheduler)
+    scheduler.budget.costs = ReadingCosts(run=0.0, token=0.001, position=0.0)
+    scheduler.budget.observe_step(1, 0.1)
+    scheduler.add(sequence("long", 1000))
+    assert spans(scheduler) == [("long", 0, 65)]
+    scheduler.add(sequence("behind", 500))
+    assert spans(scheduler) == [("long", 65, 195)]
+    scheduler.add(sequence("and another", 500))
+    assert spans(scheduler) == [("long", 195, 390)]
 
 
 def test_what_is_known_of_a_prompt_is_not_computed_again() -> None:

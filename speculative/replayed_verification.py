@@ -1,0 +1,79 @@
+"""The target's pass over a step's trees as one recorded graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.attention import AttentionPlan
+from models.kv_cache import KVCache
+from models.llama import Llama
+from models.plans import counting, decode_plan_within, recorded_span
+from models.replay import Recorder, Replayed, rounded
+from speculative.batch import TreeLayout
+from speculative.sampling import argmax
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
+
+_ROWS = 4
+"""Trees are recorded with multiples of so many rows: on a GPU some rows more cost nothing."""
+
+
+class ReplayedVerification:
+    """Where trees stand, embeddings, layers, LM head and each row's best token, recorded for few sizes of batch, tree and text.
+
+    What is missing to such a size is padded: trees with children of the root, batches with texts that end where no text ends.
+    """
+
+    def __init__(self, target: Llama, cache: KVCache, taps: tuple[int, ...], record: Recorder) -> None:
+        self._target, self._cache, self._taps = target, cache, taps
+        self._layout = TreeLayout(cache, target.config.groups)
+        self._replayed = Replayed(record)
+
+    def __len__(self) -> int:
+        """Recordings that there are."""
+        return len(self._replayed)
+
+    def suits(self, batch: Many[Sequence], tree: DraftTree) -> bool:
+        """Whether these texts, in consecutive slots, and trees are such as are recorded: all go on, from the first slot."""
+        if batch[0].slot or any(tree.straight) or tree.num_rows > self._cache.scratch:
+            return False
+        return not any(sequence.waits for sequence in batch)
+
+    def __call__(self, token_ids: Tensor, parents: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Roots and nodes [B, N+1], parents [B, N] as in DraftTree, and the texts' lengths.
+
+        Logits [B, N+1, V], each row's best token [B, N+1], and what is tapped [B·(N+1), taps·E]; all hold until the next call.
+        """
+        cache, (batch, rows) = self._cache, token_ids.shape
+        texts = rounded(batch, cache.num_slots)
+        most = 1 if rows == 1 else min(-(-rows // _ROWS) * _ROWS, cache.scratch)
+        span = recorded_span(cache, max(lengths) + (rows == 1))
+        # A slot's last place is never taken, as the token that would stand there ends its text.
+        ends = torch.tensor(lengths + [cache.length - 1] * (texts - batch))
+        inputs = [_filled(token_ids, texts, most), _filled(parents, texts, most - 1), ends]
+        kind = (texts, most, span)
+        outputs = self._replayed(kind, lambda inputs: self._run(inputs, span), inputs, cache.data.device)
+        logits, best, *tapped = (each[:batch, :rows] for each in outputs)
+        return logits, best, tapped[0].flatten(0, 1) if tapped else None
+
+    def _run(self, inputs: list[Tensor], span: int) -> list[Tensor]:
+        token_ids, parents, lengths = inputs
+        target, cache, (texts, rows) = self._target, self._cache, token_ids.shape
+        if rows == 1:
+            plan = decode_plan_within(cache, target.config.groups, lengths, span)
+        else:
+            positions, write, mask = self._layout(parents, lengths, counting(span, lengths.device))
+            plan = AttentionPlan(0, texts, rows, positions.flatten(), write.flatten(), mask)
+        hidden, tapped = target.forward_tapped(token_ids.flatten(), plan, cache, self._taps)
+        logits = target.logits(hidden)
+        return [each.unflatten(0, (texts, rows)) for each in (logits, argmax(logits), *(() if tapped is None else (tapped,)))]
+
+
+def _filled(numbers: Tensor, rows: int, columns: int) -> Tensor:
+    """With zeros below and behind."""
+    missing = columns - numbers.shape[1], rows - numbers.shape[0]
+    return F.pad(numbers, (0, missing[0], 0, missing[1])) if any(missing) else numbers
