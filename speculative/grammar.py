@@ -22,13 +22,17 @@ LONGEST = {"json_schema": 2**16, "regex": 2**10, "ebnf": 2**13, "structural_tag"
 """Characters of a grammar: repetitions side by side take a time to compile that grows with the square of their number."""
 
 CACHE_BYTES = 64 * 2**20
-"""Compiled grammars that are kept for the next request: some 400 of a few properties each."""
+"""Compiled grammars that are kept for the next request, by xgrammar's count."""
+
+MOST_KEPT = 256
+"""Grammars that are kept, whatever they count: parts that many have in common are counted once, and so what the thousandth adds to
+the process is several times what it adds to the count."""
 
 _ERRORS = (RuntimeError, ValueError, xgrammar.InvalidJSONError, xgrammar.InvalidStructuralTagError)
 
 
 class Grammars:
-    """Compiles grammars for one model's tokens; those used last are kept. Safe in several threads.
+    """Compiles grammars for one model's tokens; up to ``MOST_KEPT`` are kept, then none, and so on. Safe in several threads.
 
     ``end_token_ids`` end a text, and may do so where its grammar is complete.
     """
@@ -39,6 +43,7 @@ class Grammars:
         self._text = Tokenizer.from_str(tokenizer._tokenizer.to_str()) if hasattr(tokenizer, "_tokenizer") else None
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=self._ends)
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        self._kept: set[int] = set()
 
     def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         """Raises InvalidRequestError for what is no grammar, or none that can be followed."""
@@ -47,6 +52,7 @@ class Grammars:
         if len(grammar.source) > LONGEST[grammar.kind]:
             message = f"it has {len(grammar.source)} characters, and at most {LONGEST[grammar.kind]} are compiled"
             raise InvalidRequestError(message, param="grammar")
+        self._make_room(grammar)
         try:
             match grammar.kind:
                 case "json_schema":
@@ -62,6 +68,13 @@ class Grammars:
                     return self._compiler.compile_structural_tag(_structural_tag(grammar.source))
         except _ERRORS as error:
             raise InvalidRequestError(reason(error), param="grammar") from None
+
+    def _make_room(self, grammar: Grammar) -> None:
+        name = hash(grammar)  # their sources may be long
+        if name not in self._kept and len(self._kept) >= MOST_KEPT:
+            self._kept.clear()
+            self._compiler.clear_cache()
+        self._kept.add(name)
 
     def follow(self, grammar: Grammar) -> GrammarMatcher:
         """The beginning of a text that follows ``grammar``; raises as ``compile``."""

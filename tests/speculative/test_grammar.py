@@ -201,3 +201,19 @@ def test_text_that_is_forced_up_to_the_middle_of_a_character_is_left_to_the_draf
     for choices, following in (('"ø" | "Ù"', []), ('"so 🙂" | "so 🙃"', [])):
         assert grammars.follow(Grammar("ebnf", f"root ::= {choices}")).forced() == following
     assert tokenizer.decode(grammars.follow(Grammar("ebnf", 'root ::= "so 🙂" | "so 🙂🙂"')).forced()) == "so 🙂"
+
+
+def test_so_many_grammars_are_kept_whatever_they_count_and_texts_go_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculative.grammar.MOST_KEPT", 4)
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    grammars = Grammars(tokenizer, len(tokenizer), [END])
+    begun = [grammars.follow(Grammar("regex", f"[a-c]{{{number}}}")) for number in range(1, 5)]
+    full = grammars._compiler.get_cache_size_bytes()
+    grammars.follow(Grammar("regex", "[a-c]{4}"))
+    assert grammars._compiler.get_cache_size_bytes() == full > 0
+    grammars.follow(Grammar("regex", "[a-c]{5}"))
+    assert 0 < grammars._compiler.get_cache_size_bytes() < full
+    a = tokenizer.convert_tokens_to_ids("a")
+    for number, matcher in enumerate(begun, 1):
+        assert all(matcher.accept(a) for _ in range(number)) and matcher.accept(END) and matcher.ended
