@@ -34,6 +34,9 @@ def capacity(
     affinity: Annotated[
         float, typer.Option(min=0, max=1, help="Share of follow-ups that land where their prefix is.", rich_help_panel=SESSIONS)
     ] = 0.95,
+    prefix_cache_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Tokens of ended texts that a replica keeps (default: as the costs say).")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Simulated for each number of sessions, after a warm-up.")] = 120,
     seed: Annotated[int, typer.Option(help="Which sessions are drawn.")] = 0,
     against: Annotated[
@@ -53,6 +56,8 @@ def capacity(
 
       moaserve bench capacity --costs costs.json --sessions 5000 --think 60
     """
+    from dataclasses import replace
+
     from benchmarks.capacity import against as comparing
     from benchmarks.capacity import planning
     from benchmarks.capacity.costs import CostsError, Workload, costs_dict, read_costs
@@ -66,6 +71,8 @@ def capacity(
     compared: list[comparing.Compared] = []
     try:
         told = read_costs(costs)
+        if prefix_cache_tokens is not None:
+            told = replace(told, engine=replace(told.engine, prefix_tokens=prefix_cache_tokens))
         if against is not None:
             with loading.clear_errors():
                 tokenizer = loading.load_tokenizer(told.model)

@@ -31,8 +31,10 @@ def measure_engine(
     """Run ``prompts`` in each of ``batches`` for ``steps`` steps, and read prompts of ``lengths`` tokens; ``repeats`` times each.
 
     Batches and lengths are measured in turn, so that a busy moment of the machine does not fall on one of them, and each repeat
-    runs other prompts. Times are the median of those runs that had the processor most of the time, half of them.
+    runs other prompts. On one thread of a CPU processor time counts, which nobody else can take; otherwise the clock, in those
+    runs, half of them, that had the processor most of the time.
     """
+    alone = config.num_threads == 1 and engine.info.device == "cpu"
     decoded: dict[int, list[tuple[Timed, float]]] = {batch: [] for batch in batches}
     read: dict[int, list[Timed]] = {length: [] for length in lengths}
     for repeat in range(repeats):
@@ -44,14 +46,14 @@ def measure_engine(
             read[length].append(_read(engine, prompts, length, f"{repeat}-{length}"))
             progress()
     found = [
-        Step(batch, undisturbed([timed for timed, _ in runs]), mean(tokens for _, tokens in runs))
+        Step(batch, undisturbed([timed for timed, _ in runs], alone), mean(tokens for _, tokens in runs))
         for batch, runs in sorted(decoded.items())
     ]
-    seconds = {length: undisturbed(times) for length, times in read.items()}
+    seconds = {length: undisturbed(times, alone) for length, times in read.items()}
     per_pass, token, pair = fit_reading(seconds, config.prefill_chunk)
     slots, length = config.max_num_seqs, engine.info.max_model_len
-    kept = slots * length // 2 if config.prefix_cache_tokens is None else config.prefix_cache_tokens
-    return EngineCosts(tuple(found), per_pass, token, pair, slots, length, kept, config.prefill_chunk)
+    # A server keeps half of what its slots hold unless told otherwise; here nothing is kept, as nothing may be known.
+    return EngineCosts(tuple(found), per_pass, token, pair, slots, length, slots * length // 2, config.prefill_chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,10 @@ class Timed:
     cpu: float
 
 
-def undisturbed(times: Sequence[Timed]) -> float:
-    """Median seconds of the half in which nobody else took the processor, or took it least."""
+def undisturbed(times: Sequence[Timed], alone: bool) -> float:
+    """Median processor time of work that is one thread's ``alone``; else the clock's, of the half that was disturbed least."""
+    if alone:
+        return median(each.cpu for each in times)
     best = sorted(times, key=lambda each: each.cpu / each.seconds, reverse=True)[: (len(times) + 1) // 2]
     return median(each.seconds for each in best)
 

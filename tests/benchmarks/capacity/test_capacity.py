@@ -156,7 +156,10 @@ def test_reading_is_fitted() -> None:
 
 
 def test_runs_whose_processor_was_taken_do_not_count() -> None:
-    assert undisturbed([Timed(1.0, 0.99), Timed(1.1, 1.09), Timed(5.0, 1.0), Timed(4.0, 1.1)]) == pytest.approx(1.05)
+    times = [Timed(1.0, 0.99), Timed(1.1, 1.09), Timed(5.0, 1.01), Timed(4.0, 1.2)]
+    assert undisturbed(times, alone=False) == pytest.approx(1.05)
+    assert undisturbed(times, alone=True) == pytest.approx(1.05)
+    assert undisturbed(times[2:], alone=True) == pytest.approx(1.105)
 
 
 def test_traffic_of_turns_becomes_costs() -> None:
