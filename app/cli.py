@@ -9,6 +9,8 @@ import typer
 
 from app.commands.bench import bench
 from app.commands.bench_alone import alone
+from app.commands.bench_capacity import capacity
+from app.commands.bench_costs import costs
 from app.commands.bench_fairness import fairness
 from app.commands.bench_gateway import gateway
 from app.commands.bench_gpu import gpu
@@ -49,6 +51,8 @@ bench.command()(serving)
 bench.command()(gateway)
 bench.command()(fairness)
 bench.command()(soak)
+bench.command()(costs)
+bench.command()(capacity)
 bench.command()(gpu)
 bench.command()(peers)
 cli.add_typer(bench)

@@ -89,7 +89,7 @@ async def _measure(
         for number, text in enumerate(texts):
             mine, nobodys = f"{name}-{number}", f"{name}-{number}-cold"
             said: list[dict[str, str]] = [{"role": "user", "content": text}]
-            answer, _ = await _ask(client, base_url, said, mine, max_tokens=48)
+            answer, _ = await ask_turn(client, base_url, said, mine, max_tokens=48)
             said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Thank you. And then?"}]
             # What the same server is asked first is stored: another one is asked something else.
             others = [*said[:-1], {"role": "user", "content": "Many thanks! What now?"}]
@@ -97,15 +97,16 @@ async def _measure(
             asked += [] if other_url is None else [("another server", other_url, others, mine)]
             for way, url, messages, salt in asked:
                 await asyncio.sleep(THINKING_S)
-                found[way].append((await _ask(client, url, messages, salt))[1])
+                found[way].append((await ask_turn(client, url, messages, salt))[1])
             progress()
     cold = tuple(found.pop("cold"))
     return [TurnFigures(way, tuple(turns), cold) for way, turns in found.items() if turns]
 
 
-async def _ask(
+async def ask_turn(
     client: httpx.AsyncClient, url: str, messages: Sequence[dict[str, str]], salt: str, max_tokens: int = 4
 ) -> tuple[str, Turn]:
+    """An answer and its figures; only requests of equal ``salt`` share what is known of prompts. Raises httpx.HTTPError."""
     body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "cache_salt": salt, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     said, first = "", 0.0

@@ -109,6 +109,14 @@ class Process:
         return cpu_seconds(self._process.pid)
 
     @property
+    def loop_seconds(self) -> float | None:
+        """Processor time of its main thread alone, which runs the event loop; None where the system does not tell."""
+        try:
+            return int(Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[0]) / 1e9
+        except OSError:
+            return None
+
+    @property
     def resident_bytes(self) -> int:
         """Memory that it has now; 0 where the system does not tell."""
         return resident_bytes(self._process.pid) or 0
