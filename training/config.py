@@ -33,6 +33,8 @@ LIMITS_AND_PLACES = frozenset(
         "target",
         "base",
         "draft_vocabulary",
+        "activations",
+        "shard_target",
     ]
 )
 """Settings that a resumed run may change: they do not alter what a step computes."""
@@ -44,15 +46,39 @@ def default_cache() -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
+class TextConfig:
+    """Which conversations are read, in what batches, and on what they are run."""
+
+    data: str | None = None
+    out: Path
+    valid: str | None = None
+
+    batch_tokens: int = 8192
+    max_length: int = 2048
+    valid_tokens: int = 100_000
+
+    dtype: Precision = "bfloat16"
+    device: str = "auto"
+    seed: int = 0
+    threads: int | None = None
+    cache: Path = dataclasses.field(default_factory=default_cache)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        _check_positive(self, "batch_tokens", "max_length", "valid_tokens", "threads")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What the forward passes compute in; master weights are float32 whatever it is."""
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(TextConfig):
     """What every training run has. Of ``epochs``, ``max_steps`` and ``max_minutes`` whichever is reached first ends it.
 
     ``None`` means no limit; minutes count across resumes.
     """
-
-    data: str
-    out: Path
-    valid: str | None = None
 
     lr: float = 3e-5
     warmup: int = 50
@@ -60,54 +86,38 @@ class RunConfig:
     weight_decay: float = 0.0
     beta2: float = 0.999
     clip: float = 1.0
-    batch_tokens: int = 8192
     accumulate: int = 1
-    max_length: int = 2048
 
     epochs: float | None = None
     max_steps: int | None = None
     max_minutes: float | None = None
 
-    dtype: Precision = "bfloat16"
-    device: str = "auto"
-    seed: int = 0
-    threads: int | None = None
     compile: bool = False
     log_every: int = 10
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 10.0
     valid_every: int = 500
-    valid_tokens: int = 100_000
-    cache: Path = dataclasses.field(default_factory=default_cache)
     resume: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
+        TextConfig.__post_init__(self)
         if self.epochs is None and self.max_steps is None and self.max_minutes is None:
             raise ConfigError("say when to stop: --epochs, --max-steps or --max-minutes")
         _check_positive(
             self,
             "lr",
-            "batch_tokens",
             "accumulate",
-            "max_length",
             "log_every",
             "checkpoint_minutes",
             "valid_every",
-            "valid_tokens",
             "clip",
             "epochs",
             "max_steps",
             "max_minutes",
             "checkpoint_steps",
-            "threads",
         )
         _check_not_negative(self, "warmup", "weight_decay")
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """What the forward passes compute in; master weights are float32 whatever it is."""
-        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for training.json and checkpoints."""
@@ -135,6 +145,8 @@ class TrainConfig(RunConfig):
     target: str
     method: Method = "moa"
     init_from: str | None = None
+    activations: Path | None = None
+    shard_target: bool = False
     regenerate: int | None = None
     regenerate_temperature: float = 0.0
 
@@ -189,6 +201,7 @@ class TrainConfig(RunConfig):
         _check_not_negative(
             self, "kl_weight", "feature_weight", "staircase_until", "layers_inferred", "regenerate_temperature", "feature_noise"
         )
+        self._check_source()
         self._check_method()
         if self.kl_weight == self.feature_weight == 0:
             raise ConfigError("kl_weight and feature_weight are both 0: nothing would be learnt")
@@ -201,6 +214,17 @@ class TrainConfig(RunConfig):
             )
         if self.draft_block is None and self.draft_block_mlp is not None:
             raise ConfigError("--draft-block-mlp needs --draft-block")
+
+    def _check_source(self) -> None:
+        """What is learnt from comes from the target beside, or from its activations on disk."""
+        if self.activations is None:
+            if self.data is None:
+                raise ConfigError("say what to train on: --data, or --activations that were made of it")
+            return
+        if self.regenerate is not None:
+            raise ConfigError("--regenerate takes the target itself: say it to moaserve activations, not beside --activations")
+        if self.shard_target:
+            raise ConfigError("--shard-target: with --activations the target is not run, so there is nothing to shard")
 
     def _check_method(self) -> None:
         """Every method has sizes of its own."""
@@ -259,6 +283,8 @@ class PretrainConfig(RunConfig):
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         RunConfig.__post_init__(self)
+        if self.data is None:
+            raise ConfigError("say what to train on: --data")
         _check_positive(self, "hidden_size", "layers", "heads", "kv_heads", "mlp")
         _check_not_negative(self, "prompt_weight")
         if self.sizes and not self.fresh:
@@ -277,14 +303,14 @@ class PretrainConfig(RunConfig):
         return {name: value for name, value in given.items() if value is not None}
 
 
-def _check_positive(config: RunConfig, *names: str) -> None:
+def _check_positive(config: TextConfig, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and value <= 0:
             raise ConfigError(f"{name} must be above 0, not {value}")
 
 
-def _check_not_negative(config: RunConfig, *names: str) -> None:
+def _check_not_negative(config: TextConfig, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 0:
             raise ConfigError(f"{name} must not be negative, it is {getattr(config, name)}")
