@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from training import options
-from training.choices import Method
+from training.choices import Method, Precision
 from training.options import MACHINE, RUN
 
 
@@ -15,7 +16,7 @@ def activations_command(
     target: Annotated[str, typer.Option(help="Target model: a folder, a hub id or 'bundled'.", rich_help_panel=RUN)],
     data: options.Data,
     out: Annotated[
-        options.Path,
+        Path,
         typer.Option(
             help="Folder for the activations, on a disk with room for them: their size is said first.", rich_help_panel=RUN
         ),
@@ -41,7 +42,7 @@ def activations_command(
     ] = 512,
     shard_target: options.ShardTarget = False,
     dtype: Annotated[
-        options.choices.Precision,
+        Precision,
         typer.Option(help="What the target computes in, and what is kept.", rich_help_panel=MACHINE),
     ] = "bfloat16",
     device: options.Device = "auto",
