@@ -49,6 +49,7 @@ def begin(folder: Folder) -> None:
         return
     folder.path.mkdir(parents=True, exist_ok=True)
     store_copy(folder.plan.corpus, folder.path)
+    shutil.copymode(folder.path, folder.path / folder.facts.corpus)
     folder.plan.write(folder.path)
     folder.facts.write(folder.path)
 
@@ -132,6 +133,8 @@ def _encoded(folder: Folder, number: int, target: Llama) -> Iterator[dict[str, T
 def _save(parts: dict[str, Tensor], path: Path) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     save_file(parts, temporary)
+    # safetensors lets nobody else read what it writes, and whoever trains may be somebody else.
+    shutil.copymode(path.with_name("index.json"), temporary)
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
