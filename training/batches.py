@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from models.llama import TargetActivations
-from training.config import TextConfig
 from training.data import Corpus
 from training.errors import DataError
+from training.run_config import TextConfig
 
 MULTIPLE = 16
 """Sequence lengths are rounded up to it: fewer distinct shapes, aligned masks."""

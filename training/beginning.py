@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -11,15 +10,13 @@ from transformers import PreTrainedTokenizerBase
 
 from models.llama import Llama
 from models.loader import eos_token_ids, load_target, resolve_target
-from training.config import TextConfig
+from training.activations.config import ActivationsConfig
+from training.config import TrainConfig
 from training.data import Corpus, load_corpus
 from training.errors import ConfigError, DataError
 from training.regenerate import Writing, regenerated
+from training.run_config import TextConfig
 from training.sharding import load_sharded
-
-if TYPE_CHECKING:
-    from training.activations.config import ActivationsConfig
-    from training.config import TrainConfig
 
 
 def start(config: TextConfig) -> Accelerator:

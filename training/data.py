@@ -12,16 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from models.llama import TargetActivations
 from training.errors import DataError
-from training.needs import Needs
+from training.needs import Activations
 
 FORMAT = 1
 """Part of the cache key: raise it when what is stored changes."""
@@ -39,20 +38,6 @@ class Example:
     source: str
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
-
-
-class Activations(Protocol):
-    """What a target makes of a corpus, kept on disk (``training.activations``)."""
-
-    @property
-    def batches(self) -> Sequence[npt.NDArray[np.int64]]:
-        """The conversations that there are, in the batches in which the target ran them."""
-
-    def read(self, conversations: npt.NDArray[np.int64], lengths: Sequence[int], length: int) -> TargetActivations:
-        """Of the first ``lengths`` tokens of each conversation [B], zeros behind them up to ``length``."""
-
-    def check(self, needs: Needs) -> None:
-        """Raise ConfigError unless they hold what a drafter learns from."""
 
 
 @dataclass(frozen=True, slots=True)

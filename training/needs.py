@@ -1,17 +1,26 @@
-"""What a drafter learns from, besides the text and the target's final hidden state."""
+"""What a drafter learns from besides the text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from models.config import DecoderConfig
 from models.eagle import EagleConfig
+from models.llama import TargetActivations
 from training.choices import Method
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The keys and values of all layers, the input of layer ``layer_input``, the outputs of layers ``taps`` (``Llama.encode``)."""
+    """Besides the target's final hidden state: the keys and values of all layers, the input of a layer, the outputs of layers ``taps``.
+
+    Layers are numbered as in ``Llama.encode``.
+    """
 
     keys_values: bool
     layer_input: int | None = None
@@ -36,6 +45,20 @@ class Needs:
         if self.taps and self.taps != kept.taps:
             missing.append(f"the outputs of layers {', '.join(map(str, self.taps))}")
         return missing
+
+
+class Activations(Protocol):
+    """What a target makes of a corpus, kept on disk (``training.activations``)."""
+
+    @property
+    def batches(self) -> Sequence[npt.NDArray[np.int64]]:
+        """The conversations that there are, in the batches in which the target ran them."""
+
+    def read(self, conversations: npt.NDArray[np.int64], lengths: Sequence[int], length: int) -> TargetActivations:
+        """Of the first ``lengths`` tokens of each conversation [B], zeros behind them up to ``length``."""
+
+    def check(self, needs: Needs) -> None:
+        """Raise ConfigError unless they hold what a drafter learns from."""
 
 
 def needs_of(method: Method, layers_inferred: int, target: DecoderConfig) -> Needs:

@@ -20,10 +20,11 @@ from training import processes
 from training.activations.index import Facts
 from training.activations.reading import open_activations
 from training.beginning import corpora, load, rewritten, start
-from training.config import PretrainConfig, RunConfig, TrainConfig
+from training.config import PretrainConfig, TrainConfig
 from training.data import Corpus, load_corpus
 from training.errors import ConfigError
 from training.resizing import resized
+from training.run_config import RunConfig
 from training.tasks.base import Task
 from training.tasks.eagle import EagleTask
 from training.tasks.independent import IndependentTask

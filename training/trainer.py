@@ -17,10 +17,10 @@ from accelerate import Accelerator
 
 from training.batches import Epoch
 from training.checkpoints import Position, latest_checkpoint, load_checkpoint, save_checkpoint
-from training.config import RunConfig
 from training.errors import ConfigError, TrainingInterrupted
 from training.export import export
 from training.progress import Meter, Reporter
+from training.run_config import RunConfig
 from training.tasks.base import Task
 
 

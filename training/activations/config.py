@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.choices import Method
-from training.config import TextConfig
 from training.errors import ConfigError
+from training.run_config import TextConfig, check_not_negative, check_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +29,7 @@ class ActivationsConfig(TextConfig):
         TextConfig.__post_init__(self)
         if self.data is None:
             raise ConfigError("say what the target shall read: --data")
-        for name in ("shard_mb", "regenerate"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ConfigError(f"{name} must be above 0, not {value}")
-        if self.layers_inferred < 0 or self.regenerate_temperature < 0:
-            raise ConfigError("layers_inferred and regenerate_temperature must not be negative")
+        check_positive(self, "shard_mb", "regenerate")
+        check_not_negative(self, "layers_inferred", "regenerate_temperature")
         if self.method != "moa" and self.layers_inferred:
             raise ConfigError(f"--layers-inferred is no option of --method {self.method}")

@@ -26,7 +26,7 @@ OPEN_SHARDS = 256
 
 
 class KeptActivations:
-    """As ``training.data.Activations``; numbers are given as ``dtype``, whatever they are kept as."""
+    """As ``training.needs.Activations``; numbers are given as ``dtype``, whatever they are kept as."""
 
     def __init__(self, folder: Path, facts: Facts, plan: Plan, target: DecoderConfig, dtype: torch.dtype) -> None:
         self.folder, self.facts, self.plan, self.target, self.dtype = folder, facts, plan, target, dtype
