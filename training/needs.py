@@ -17,7 +17,7 @@ from training.choices import Method
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Besides the target's final hidden state: the keys and values of all layers, the input of a layer, the outputs of layers ``taps``.
+    """Besides the target's final hidden state: keys and values of all layers, the input of a layer, outputs of layers ``taps``.
 
     Layers are numbered as in ``Llama.encode``.
     """
