@@ -121,9 +121,6 @@ def run(command: str, work: Callable[[], Path]) -> Path:
     except TrainingInterrupted as interrupted:
         typer.echo(str(interrupted), err=True)
         raise typer.Exit(128 + signal.SIGINT) from None
-    except KeyboardInterrupt:
-        typer.echo(f"moaserve {command}: stopped", err=True)
-        raise typer.Exit(128 + signal.SIGINT) from None
     except (TrainingError, CheckpointError) as error:
         typer.echo(f"moaserve {command}: {error}", err=True)
         raise typer.Exit(2) from None

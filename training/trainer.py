@@ -213,7 +213,8 @@ class Trainer:
 
     def export(self, figures: dict[str, Any]) -> None:
         """The network and the recipe that made it, in the output folder."""
-        export(self.task, self.config, {"corpus": self.task.key, **asdict(self.position), **figures})
+        world = self.accelerator.num_processes
+        export(self.task, self.config, {"corpus": self.task.key, "processes": world, **asdict(self.position), **figures})
 
     def resume(self) -> None:
         """Go back to the newest checkpoint in the output folder."""

@@ -22,7 +22,7 @@ from training.activations.index import Facts
 from training.activations.reading import open_activations
 from training.activations.run import make
 from training.config import TrainConfig
-from training.errors import ConfigError
+from training.errors import ConfigError, TrainingInterrupted
 from training.run import train
 
 Chats = Callable[[Path, int], Path]
@@ -156,7 +156,7 @@ def test_a_run_that_is_cut_off_goes_on_at_the_last_whole_shard(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(writing, "save_file", cut_off)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(TrainingInterrupted, match="the same command goes on at the last whole shard"):
         make(config)
     monkeypatch.undo()
     assert [path.name for path in (config.out / "train").glob("shard-*.safetensors")] == ["shard-00000.safetensors"]

@@ -11,11 +11,15 @@ from training.activations.index import Facts, Plan
 from training.activations.writing import Folder, announce, begin, write
 from training.batches import Collated, conversations
 from training.beginning import corpora, load, rewritten, start
+from training.errors import TrainingInterrupted
 from training.needs import needs_of
 
 
 def make(config: ActivationsConfig) -> Path:
-    """Write or complete the activations and return ``config.out``; raises TrainingError for what the user can put right."""
+    """Write or complete the activations and return ``config.out``; raises TrainingError for what the user can put right.
+
+    TrainingInterrupted after Ctrl-C; what is whole stays.
+    """
     accelerator = start(config)
     target, tokenizer = load(config.target, config, config.torch_dtype, accelerator, sharded=config.shard_target)
     given, valid = corpora(config, tokenizer, accelerator)
@@ -47,5 +51,8 @@ def make(config: ActivationsConfig) -> Path:
             begin(folder)
         print(announce(folders, target.config), flush=True)
     accelerator.wait_for_everyone()
-    write(folders, target, accelerator, in_step=config.shard_target)
+    try:
+        write(folders, target, accelerator, in_step=config.shard_target)
+    except KeyboardInterrupt:
+        raise TrainingInterrupted("stopped; the same command goes on at the last whole shard") from None
     return config.out
