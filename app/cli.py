@@ -26,6 +26,7 @@ from app.commands.export_edge import export_edge
 from app.commands.export_gguf import export_gguf
 from app.commands.serve import serve
 from app.commands.train import train
+from training.activations.command import activations_command
 from training.pretrain import pretrain_command
 
 cli = typer.Typer(
@@ -39,6 +40,7 @@ cli.command()(serve)
 cli.command()(edge)
 cli.command()(chat)
 cli.command("train")(train)
+cli.command("activations")(activations_command)
 cli.command("pretrain")(pretrain_command)
 cli.command("eval")(evaluate)
 cli.command("export-edge")(export_edge)

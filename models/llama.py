@@ -31,6 +31,13 @@ class TargetActivations:
     layer_input: Tensor | None
     tapped: Tensor | None = None
 
+    def to(self, device: torch.device) -> TargetActivations:
+        """The same on another device."""
+        parts = (self.kv, self.hidden, self.layer_input, self.tapped)
+        kv, hidden, layer_input, tapped = (None if part is None else part.to(device, non_blocking=True) for part in parts)
+        assert kv is not None and hidden is not None
+        return TargetActivations(kv, hidden, layer_input, tapped)
+
 
 class Llama(nn.Module):
     """Decoder-only transformer with explicit inputs: tokens, an attention plan and a cache that the caller owns.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -73,22 +73,32 @@ def eos_token_ids(folder: Path) -> frozenset[int]:
     return frozenset()
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint folder, one file or sharded."""
+def tensor_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint folder's tensors, one or sharded; raises CheckpointError where one is missing."""
     index = read_json(folder, "model.safetensors.index.json")
     if index and "weight_map" not in index:
         raise CheckpointError(f"{folder / 'model.safetensors.index.json'} has no 'weight_map'")
     names = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
-    tensors: dict[str, Tensor] = {}
     for name in names:
         if not name.endswith(".safetensors") or not (folder / name).exists():
             if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
                 raise CheckpointError(f"{folder} holds pickled weights only; convert them to safetensors, pickles are never loaded")
             raise CheckpointError(f"{folder} has no {name}")
+    return [folder / name for name in names]
+
+
+def read_tensors(folder: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+    """All tensors of a checkpoint folder, or those with a ``wanted`` name, which alone are read."""
+    tensors: dict[str, Tensor] = {}
+    for path in tensor_files(folder):
         try:
-            tensors.update(load_file(folder / name))
+            if wanted is None:
+                tensors.update(load_file(path))
+                continue
+            with safe_open(path, framework="pt") as file:
+                tensors.update({name: file.get_tensor(name) for name in file.keys() if wanted(name)})  # noqa: SIM118
         except SafetensorError as error:
-            raise CheckpointError(f"{folder / name} is damaged ({error}); fetch it again") from error
+            raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
     return tensors
 
 
@@ -100,20 +110,34 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     return tokenizer
 
 
-def load_target(
-    path_or_id: str | Path, *, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> tuple[Llama, PreTrainedTokenizerBase | None]:
-    """Load a target and its tokenizer; raises CheckpointError saying what is missing or unsupported."""
+def target_config(path_or_id: str | Path) -> DecoderConfig:
+    """A target's sizes."""
     folder = resolve_target(str(path_or_id))
     raw = read_json(folder, "config.json")
     if not raw:
         raise CheckpointError(f"{folder} has no config.json")
-    config = DecoderConfig.from_hf(raw)
-    model = empty(lambda: Llama(config), dtype, device)
+    return DecoderConfig.from_hf(raw)
+
+
+def load_target(
+    path_or_id: str | Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", last_layers: int | None = None
+) -> tuple[Llama, PreTrainedTokenizerBase | None]:
+    """Load a target and its tokenizer; raises CheckpointError saying what is missing or unsupported.
+
+    With ``last_layers`` only so many layers are read besides embeddings, final norm and LM head, which is what a drafter borrows;
+    those before them have no weights (they are on the meta device).
+    """
+    folder, config = resolve_target(str(path_or_id)), target_config(path_or_id)
+    first = 0 if last_layers is None else config.num_layers - last_layers
+    with torch.device("meta"):
+        model = Llama(config)
+    for part in (model.embedding, model.norm, model.lm_head, *model.layers[first:]):
+        part.to_empty(device=device).to(dtype)
     if config.tie_word_embeddings:
         model.tie_embeddings()  # to_empty gave each its own storage
-    tensors = read_tensors(folder)
-    state = _decoder_state(tensors, config)
+    absent = tuple(f"model.layers.{index}." for index in range(first))
+    tensors = read_tensors(folder, (lambda name: not name.startswith(absent)) if absent else None)
+    state = _decoder_state(tensors, config, first)
     _fill(model, state, folder)
     return model.eval().requires_grad_(False), load_tokenizer(folder)
 
@@ -196,7 +220,7 @@ def _take(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 def _fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
     """Copy a complete state into the module, casting; names every tensor of the wrong shape."""
-    wanted = dict(model.named_parameters(remove_duplicate=False))
+    wanted = {name: each for name, each in model.named_parameters(remove_duplicate=False) if not each.is_meta}
     missing = sorted(set(wanted) - set(state))
     if missing:
         raise CheckpointError(f"{folder} lacks weights for {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
@@ -209,7 +233,7 @@ def _fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
             parameter.copy_(state[name])
 
 
-def _decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+def _decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig, first_layer: int) -> dict[str, Tensor]:
     state = {
         "embedding.weight": _take(tensors, "model.embed_tokens.weight"),
         "norm.weight": _take(tensors, "model.norm.weight"),
@@ -218,7 +242,7 @@ def _decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig) -> dict
     state["lm_head.weight"] = _take(tensors, head)
     with torch.device("meta"):
         shape = Llama(config).layers[0]
-    for index in range(config.num_layers):
+    for index in range(first_layer, config.num_layers):
         layer = _layer_state(tensors, f"model.layers.{index}.", shape)
         state.update({f"layers.{index}.{name}": value for name, value in layer.items()})
     return state

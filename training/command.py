@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,8 +16,8 @@ def train_command(
     target: Annotated[
         str, typer.Option(help="Target model: a folder, a hub id or 'bundled'. It stays frozen.", rich_help_panel=RUN)
     ],
-    data: options.Data,
     out: options.Out,
+    data: options.Data = None,
     valid: options.Valid = None,
     epochs: options.Epochs = None,
     max_steps: options.MaxSteps = None,
@@ -37,17 +38,15 @@ def train_command(
             rich_help_panel=RUN,
         ),
     ] = None,
-    regenerate: Annotated[
-        int | None,
+    activations: Annotated[
+        Path | None,
         typer.Option(
-            help="Train on this many of the conversations, every assistant turn written anew by the target: what it writes is what "
-            "the drafter will be asked to predict. (default: all, as they are)",
+            help="Learn from what moaserve activations kept, text included, without running the target: in the place of --data.",
             rich_help_panel=RUN,
         ),
     ] = None,
-    regenerate_temperature: Annotated[
-        float, typer.Option(help="Temperature at which the target writes them; 0 is greedy.", rich_help_panel=RUN)
-    ] = 0.0,
+    regenerate: options.Regenerate = None,
+    regenerate_temperature: options.RegenerateTemperature = 0.0,
     lsa_kv_heads: Annotated[
         int | None,
         typer.Option(help="KV heads of layer self-attention (paper: 8, the target's number).", rich_help_panel=SIZES),
@@ -191,6 +190,7 @@ def train_command(
     dtype: options.DType = "bfloat16",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    shard_target: options.ShardTarget = False,
     compile_: options.Compile = False,
     log_every: options.LogEvery = 10,
     checkpoint_steps: options.CheckpointSteps = None,
@@ -206,15 +206,16 @@ def train_command(
 
     Example: moaserve train --target ./my-model --data chats.jsonl.gz --valid others.jsonl.gz --out runs/drafter --epochs 3
 
-    Several processes: torchrun --nproc_per_node 2 -m training --target … (the same options). On a CPU that others use too, one
-    process a core with --threads 1 is much faster than one process with several threads.
+    Several processes: accelerate launch --multi_gpu --num_processes 2 --no_python moaserve train --target … --accumulate 2
+    trains the same drafter, on GPUs or a CPU's cores; there one process a core with --threads 1 is much faster than one process
+    with several threads when others use them too.
     """
     given = options.settings(locals())
     from training.config import TrainConfig
     from training.run import train
 
     folder = options.run("train", lambda: train(TrainConfig(**given)))
-    typer.echo(f"trained drafter in {folder}")
+    options.say(f"trained drafter in {folder}")
 
 
 app = typer.Typer(add_completion=False)

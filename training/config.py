@@ -1,128 +1,14 @@
-"""Everything that decides a training run, in one frozen place."""
+"""Everything that decides what is trained, and how, in one frozen place."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from training.choices import Method, Precision, Schedule, TokenLossKind
+from training.choices import Method, TokenLossKind
 from training.errors import ConfigError
-
-LIMITS_AND_PLACES = frozenset(
-    [
-        "out",
-        "data",
-        "valid",
-        "epochs",
-        "max_steps",
-        "max_minutes",
-        "threads",
-        "compile",
-        "log_every",
-        "checkpoint_steps",
-        "checkpoint_minutes",
-        "valid_every",
-        "valid_tokens",
-        "resume",
-        "cache",
-        "target",
-        "base",
-        "draft_vocabulary",
-    ]
-)
-"""Settings that a resumed run may change: they do not alter what a step computes."""
-
-
-def default_cache() -> Path:
-    """Where tokenised corpora are kept unless told otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moaserve" / "corpora"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """What every training run has. Of ``epochs``, ``max_steps`` and ``max_minutes`` whichever is reached first ends it.
-
-    ``None`` means no limit; minutes count across resumes.
-    """
-
-    data: str
-    out: Path
-    valid: str | None = None
-
-    lr: float = 3e-5
-    warmup: int = 50
-    schedule: Schedule = "constant"
-    weight_decay: float = 0.0
-    beta2: float = 0.999
-    clip: float = 1.0
-    batch_tokens: int = 8192
-    accumulate: int = 1
-    max_length: int = 2048
-
-    epochs: float | None = None
-    max_steps: int | None = None
-    max_minutes: float | None = None
-
-    dtype: Precision = "bfloat16"
-    device: str = "auto"
-    seed: int = 0
-    threads: int | None = None
-    compile: bool = False
-    log_every: int = 10
-    checkpoint_steps: int | None = None
-    checkpoint_minutes: float = 10.0
-    valid_every: int = 500
-    valid_tokens: int = 100_000
-    cache: Path = dataclasses.field(default_factory=default_cache)
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        if self.epochs is None and self.max_steps is None and self.max_minutes is None:
-            raise ConfigError("say when to stop: --epochs, --max-steps or --max-minutes")
-        _check_positive(
-            self,
-            "lr",
-            "batch_tokens",
-            "accumulate",
-            "max_length",
-            "log_every",
-            "checkpoint_minutes",
-            "valid_every",
-            "valid_tokens",
-            "clip",
-            "epochs",
-            "max_steps",
-            "max_minutes",
-            "checkpoint_steps",
-            "threads",
-        )
-        _check_not_negative(self, "warmup", "weight_decay")
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """What the forward passes compute in; master weights are float32 whatever it is."""
-        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for training.json and checkpoints."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in dataclasses.asdict(self).items()}
-
-    def check_resumable(self, earlier: dict[str, Any]) -> None:
-        """Raise ConfigError when a checkpoint was made with settings that this run would break with."""
-        mine = self.to_json()
-        changed = [
-            f"{name} was {earlier[name]!r} and is now {mine[name]!r}"
-            for name in mine
-            if name not in LIMITS_AND_PLACES and name in earlier and earlier[name] != mine[name]
-        ]
-        if changed:
-            raise ConfigError(f"cannot resume with other settings: {'; '.join(changed)}")
+from training.run_config import RunConfig, check_not_negative, check_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +21,8 @@ class TrainConfig(RunConfig):
     target: str
     method: Method = "moa"
     init_from: str | None = None
+    activations: Path | None = None
+    shard_target: bool = False
     regenerate: int | None = None
     regenerate_temperature: float = 0.0
 
@@ -171,7 +59,7 @@ class TrainConfig(RunConfig):
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         RunConfig.__post_init__(self)
-        _check_positive(
+        check_positive(
             self,
             "min_interval",
             "draws",
@@ -186,9 +74,10 @@ class TrainConfig(RunConfig):
             "unroll",
             "regenerate",
         )
-        _check_not_negative(
+        check_not_negative(
             self, "kl_weight", "feature_weight", "staircase_until", "layers_inferred", "regenerate_temperature", "feature_noise"
         )
+        self._check_source()
         self._check_method()
         if self.kl_weight == self.feature_weight == 0:
             raise ConfigError("kl_weight and feature_weight are both 0: nothing would be learnt")
@@ -201,6 +90,17 @@ class TrainConfig(RunConfig):
             )
         if self.draft_block is None and self.draft_block_mlp is not None:
             raise ConfigError("--draft-block-mlp needs --draft-block")
+
+    def _check_source(self) -> None:
+        """What is learnt from comes from the target beside, or from its activations on disk."""
+        if self.activations is None:
+            if self.data is None:
+                raise ConfigError("say what to train on: --data, or --activations that were made of it")
+            return
+        if self.regenerate is not None:
+            raise ConfigError("--regenerate takes the target itself: say it to moaserve activations, not beside --activations")
+        if self.shard_target:
+            raise ConfigError("--shard-target: with --activations the target is not run, so there is nothing to shard")
 
     def _check_method(self) -> None:
         """Every method has sizes of its own."""
@@ -259,8 +159,10 @@ class PretrainConfig(RunConfig):
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         RunConfig.__post_init__(self)
-        _check_positive(self, "hidden_size", "layers", "heads", "kv_heads", "mlp")
-        _check_not_negative(self, "prompt_weight")
+        if self.data is None:
+            raise ConfigError("say what to train on: --data")
+        check_positive(self, "hidden_size", "layers", "heads", "kv_heads", "mlp")
+        check_not_negative(self, "prompt_weight")
         if self.sizes and not self.fresh:
             raise ConfigError("other sizes than the base's make a new network: say --fresh, or leave them out")
 
@@ -275,16 +177,3 @@ class PretrainConfig(RunConfig):
             "intermediate_size": self.mlp,
         }
         return {name: value for name, value in given.items() if value is not None}
-
-
-def _check_positive(config: RunConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name} must be above 0, not {value}")
-
-
-def _check_not_negative(config: RunConfig, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 0:
-            raise ConfigError(f"{name} must not be negative, it is {getattr(config, name)}")

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from training.errors import DataError
+from training.needs import Activations
 
 FORMAT = 1
 """Part of the cache key: raise it when what is stored changes."""
@@ -44,13 +45,15 @@ class Corpus:
     """Tokenised conversations, end to end: number i is rows ``offsets[i]`` … ``offsets[i + 1]`` of the flat arrays.
 
     ``tokens`` int32 and ``response`` bool, both [total]; ``response`` is true on the tokens that an assistant wrote, the
-    end-of-turn token included. ``key`` identifies text, tokenizer and template.
+    end-of-turn token included. ``key`` identifies text, tokenizer and template; ``activations`` are the target's where they were
+    kept.
     """
 
     tokens: npt.NDArray[np.int32]
     response: npt.NDArray[np.bool_]
     offsets: npt.NDArray[np.int64]
     key: str
+    activations: Activations | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -223,6 +226,13 @@ def _file_hash(path: Path) -> str:
 def _key(fingerprint: str, tokenizer: PreTrainedTokenizerBase) -> str:
     parts = (str(FORMAT), fingerprint, json.dumps(tokenizer.chat_template), tokenizer.backend_tokenizer.to_str())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def store_copy(corpus: Corpus, folder: Path) -> None:
+    """Keep a corpus in another folder too, under its key."""
+    rows = [corpus.row(index, 1 << 62) for index in range(len(corpus))]
+    if not (folder / corpus.key).exists():
+        store(rows, folder / corpus.key)
 
 
 def stored(folder: Path) -> Corpus:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from training.config import RunConfig
+from training.run_config import RunConfig
 from training.tasks.base import Task
 
 

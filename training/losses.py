@@ -37,6 +37,11 @@ class Loss:
     parts: dict[str, Mean]
     correct: Tensor | None
 
+    @property
+    def count(self) -> float:
+        """The rows, or the sum of their weights, that ``loss`` is the mean over: what it counts beside other batches' losses."""
+        return self.parts["loss"].count
+
 
 def draft_loss(
     head: Tensor,

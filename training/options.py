@@ -15,7 +15,7 @@ RUN, SIZES, LOSS, STEPS, MACHINE = "Run", "Sizes", "Loss", "Optimisation", "Mach
 """Panels of --help."""
 
 Data = Annotated[
-    str,
+    str | None,
     typer.Option(
         help='Conversations: a .jsonl or .jsonl.gz file of {"messages": […], "tools": […]?}, or a datasets name with a '
         "messages column (owner/name or owner/name:split).",
@@ -43,9 +43,12 @@ WeightDecay = Annotated[float, typer.Option(help="AdamW's weight decay (paper: 0
 Beta2 = Annotated[float, typer.Option(help="AdamW's second moment decay.", rich_help_panel=STEPS)]
 Clip = Annotated[float, typer.Option(help="Largest gradient norm (paper: 1).", rich_help_panel=STEPS)]
 BatchTokens = Annotated[
-    int, typer.Option(help="Tokens a batch and process, padding included (paper: 32 × 2048).", rich_help_panel=STEPS)
+    int,
+    typer.Option(help="Tokens a batch, padding included; a process runs one at a time (paper: 32 × 2048).", rich_help_panel=STEPS),
 ]
-Accumulate = Annotated[int, typer.Option(help="Batches an update.", rich_help_panel=STEPS)]
+Accumulate = Annotated[
+    int, typer.Option(help="Batches an update, divided among all processes: a multiple of their number.", rich_help_panel=STEPS)
+]
 MaxLength = Annotated[int, typer.Option(help="Longer conversations are cut here (paper: 2048).", rich_help_panel=STEPS)]
 Seed = Annotated[int, typer.Option(help="Same seed, same weights.", rich_help_panel=STEPS)]
 
@@ -71,18 +74,50 @@ Cache = Annotated[
 ]
 
 
+Regenerate = Annotated[
+    int | None,
+    typer.Option(
+        help="Train on this many of the conversations, every assistant turn written anew by the target: what it writes is what "
+        "the drafter will be asked to predict. (default: all, as they are)",
+        rich_help_panel=RUN,
+    ),
+]
+RegenerateTemperature = Annotated[
+    float, typer.Option(help="Temperature at which the target writes them; 0 is greedy.", rich_help_panel=RUN)
+]
+ShardTarget = Annotated[
+    bool,
+    typer.Option(
+        "--shard-target",
+        help="Spread the target's layers over the processes (FSDP), for one that is larger than a GPU.",
+        rich_help_panel=MACHINE,
+    ),
+]
+
+
 def settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A command's arguments as a configuration's."""
     return {name.rstrip("_"): value for name, value in arguments.items() if (name, value) != ("cache", None)}
 
 
+def say(text: str) -> None:
+    """Print a line, of several processes in one."""
+    from training import processes
+
+    if processes.is_main():
+        typer.echo(text)
+
+
 def run(command: str, work: Callable[[], Path]) -> Path:
     """Do the work; what the user can put right ends the command with a message instead of a trace."""
     from models.errors import CheckpointError
+    from training import processes
     from training.errors import TrainingError, TrainingInterrupted
 
     try:
-        return work()
+        done = work()
+        processes.leave()
+        return done
     except TrainingInterrupted as interrupted:
         typer.echo(str(interrupted), err=True)
         raise typer.Exit(128 + signal.SIGINT) from None

@@ -79,14 +79,14 @@ def pretrain_command(
 
     Example: moaserve pretrain --data chats.jsonl.gz --valid others.jsonl.gz --epochs 3 --out runs/target
 
-    Several processes: torchrun --nproc_per_node 2 -m training.pretrain --data … (the same options).
+    Several processes: accelerate launch --multi_gpu --num_processes 2 --no_python moaserve pretrain --data … --accumulate 2
     """
     given = options.settings(locals())
     from training.config import PretrainConfig
     from training.run import pretrain
 
     folder = options.run("pretrain", lambda: pretrain(PretrainConfig(**given)))
-    typer.echo(f"trained target in {folder}")
+    options.say(f"trained target in {folder}")
 
 
 app = typer.Typer(add_completion=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -49,9 +50,12 @@ class Meter:
         if accelerator.num_processes == 1:
             return self
         total = Meter(len(self.asked))
-        for name in ("right", "asked", "tried", "survived"):
-            setattr(total, name, accelerator.reduce(getattr(self, name).to(accelerator.device)).cpu())
-        total.sums = {name: accelerator.reduce(both.to(accelerator.device)).cpu() for name, both in self.sums.items()}
+        # As objects: a process that counted no batch knows no names of losses.
+        for meter in gather_object([self]):
+            for name in ("right", "asked", "tried", "survived"):
+                setattr(total, name, getattr(total, name) + getattr(meter, name))
+            for name, both in meter.sums.items():
+                total.sums[name] = total.sums.get(name, torch.zeros(2, dtype=torch.float64)) + both
         return total
 
     @property

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from transformers import PreTrainedTokenizerBase
 
 from models.config import DecoderConfig, MoAConfig
+from models.digest import checkpoint_digest
 from models.eagle import Eagle, EagleConfig
 from models.llama import Llama
-from models.loader import eos_token_ids, load_drafter, load_eagle, load_target, resolve, resolve_target
+from models.loader import load_drafter, load_eagle, load_target, resolve, resolve_target, target_config
 from models.moa import MoA
-from training.config import PretrainConfig, RunConfig, TrainConfig
+from training import processes
+from training.activations.index import Facts
+from training.activations.reading import open_activations
+from training.beginning import corpora, load, rewritten, start
+from training.config import PretrainConfig, TrainConfig
 from training.data import Corpus, load_corpus
-from training.errors import ConfigError, DataError
-from training.regenerate import Writing, regenerated
+from training.errors import ConfigError
 from training.resizing import resized
+from training.run_config import RunConfig
 from training.tasks.base import Task
 from training.tasks.eagle import EagleTask
 from training.tasks.independent import IndependentTask
@@ -53,15 +56,41 @@ def _finish(trainer: Trainer) -> Path:
 
 def prepare(config: TrainConfig) -> Trainer:
     """Load target and data, build or restore the drafter; nothing is trained yet."""
-    accelerator = _start(config)
-    target, tokenizer = _load(config.target, config, config.torch_dtype, accelerator)
-    corpus, valid = _corpora(config, tokenizer, accelerator)
-    if config.regenerate is not None:
-        folder = resolve_target(config.target)
-        writing = Writing(eos_token_ids(folder), config.max_length, temperature=config.regenerate_temperature, seed=config.seed)
-        corpus = regenerated(corpus, config.regenerate, target, writing, config.cache, accelerator)
+    _check_begun(config)
+    accelerator = start(config)
+    processes.check(accelerator, config.accumulate)
+    if config.activations is not None:
+        target, corpus, valid = _kept(config, config.activations, accelerator)
+    else:
+        target, tokenizer = load(config.target, config, config.torch_dtype, accelerator, sharded=config.shard_target)
+        given, valid = corpora(config, tokenizer, accelerator)
+        corpus = rewritten(config, given, target, accelerator)
     set_seed(config.seed)
     return _ready(Trainer(config, accelerator, _drafting(config, target, corpus, valid)))
+
+
+def _kept(config: TrainConfig, folder: Path, accelerator: Accelerator) -> tuple[Llama, Corpus, Corpus | None]:
+    """What drafters borrow of the target, and texts with its activations, that the command is told or not."""
+    needs = Facts.read(folder / "train").needs
+    digest, sizes = checkpoint_digest(resolve_target(config.target)), target_config(config.target)
+    borrowed = 0 if needs.layer_input is None else sizes.num_layers - needs.layer_input
+    target, tokenizer = load(config.target, config, config.torch_dtype, accelerator, last_layers=borrowed)
+
+    def text(name: str) -> Corpus:
+        return open_activations(folder / name, target.config, digest, config.max_length, config.torch_dtype)
+
+    corpus, valid = text("train"), text("valid") if (folder / "valid").exists() else None
+    if config.valid is not None and valid is None:
+        raise ConfigError(f"--activations {folder} has no held-out conversations: say --valid to moaserve activations")
+    for option, name, part in (("--data", config.data, "train"), ("--valid", config.valid, "valid")):
+        if name is not None:
+            with accelerator.main_process_first():
+                given = load_corpus(name, tokenizer, config.cache, progress=accelerator.is_main_process)
+            if given.key != Facts.read(folder / part).data:
+                raise ConfigError(
+                    f"{option} {name} is not what the activations in {folder} were made of: leave it out, they bring it"
+                )
+    return target, corpus, valid
 
 
 def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus | None) -> Task:
@@ -120,9 +149,11 @@ def _independent(config: TrainConfig, target: Llama) -> Llama:
 
 def prepare_target(config: PretrainConfig) -> Trainer:
     """Load data and the target to go on from, or make a fresh one; nothing is trained yet."""
-    accelerator = _start(config)
-    target, tokenizer = _load(config.base, config, torch.float32, accelerator)
-    corpus, valid = _corpora(config, tokenizer, accelerator)
+    _check_begun(config)
+    accelerator = start(config)
+    processes.check(accelerator, config.accumulate)
+    target, tokenizer = load(config.base, config, torch.float32, accelerator)
+    corpus, valid = corpora(config, tokenizer, accelerator)
     set_seed(config.seed)
     if config.fresh:
         target = fresh_target(target.config, config.sizes).to(accelerator.device)
@@ -146,33 +177,9 @@ def fresh_target(base: DecoderConfig, sizes: dict[str, int]) -> Llama:
     return target
 
 
-def _start(config: RunConfig) -> Accelerator:
+def _check_begun(config: RunConfig) -> None:
     if not config.resume and (config.out / "checkpoints").exists() and any((config.out / "checkpoints").iterdir()):
         raise ConfigError(f"{config.out} holds checkpoints of an earlier run: add --resume to go on, or choose another --out")
-    # Norms keep float32 weights under autocast, on purpose.
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    # Autocast is the trainer's own: accelerate's setting is global and could not be changed by a second run in this process.
-    return Accelerator(cpu=config.device == "cpu", mixed_precision="no")
-
-
-def _load(name: str, config: RunConfig, dtype: torch.dtype, accelerator: Accelerator) -> tuple[Llama, PreTrainedTokenizerBase]:
-    target, tokenizer = load_target(name, dtype=dtype, device=accelerator.device)
-    if tokenizer is None:
-        raise DataError(f"{name} has no tokenizer")
-    if config.max_length > target.config.max_position_embeddings:
-        raise ConfigError(
-            f"--max-length {config.max_length} is beyond the target's {target.config.max_position_embeddings} positions"
-        )
-    return target, tokenizer
-
-
-def _corpora(config: RunConfig, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator) -> tuple[Corpus, Corpus | None]:
-    with accelerator.main_process_first():
-        corpus = load_corpus(config.data, tokenizer, config.cache, progress=accelerator.is_main_process)
-        valid = load_corpus(config.valid, tokenizer, config.cache, progress=accelerator.is_main_process) if config.valid else None
-    return corpus, valid
 
 
 def _ready(trainer: Trainer) -> Trainer:

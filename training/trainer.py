@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -15,17 +15,20 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from training.batches import Batch, Epoch
+from training.batches import Epoch
 from training.checkpoints import Position, latest_checkpoint, load_checkpoint, save_checkpoint
-from training.config import RunConfig
 from training.errors import ConfigError, TrainingInterrupted
 from training.export import export
 from training.progress import Meter, Reporter
+from training.run_config import RunConfig
 from training.tasks.base import Task
 
 
 class Trainer:
-    """Trains one network; ``run`` goes on from wherever ``position`` is."""
+    """Trains one network; ``run`` goes on from wherever ``position`` is.
+
+    Several processes share the batches of each update, so that a run is the same with any number of them but for the order of sums.
+    """
 
     def __init__(self, config: RunConfig, accelerator: Accelerator, task: Task) -> None:
         self.config, self.accelerator, self.task = config, accelerator, task
@@ -37,7 +40,7 @@ class Trainer:
         self.module, self.optimizer = accelerator.prepare(task.module, optimizer)
         self.started = time.monotonic()
         self.stop_signal: int | None = None
-        self._planned: tuple[int, Epoch] | None = None
+        self._plans: dict[int, Epoch] = {}
 
     def run(self) -> dict[str, Any]:
         """Train until a limit is reached; returns the last validation's figures (empty without a held-out file).
@@ -87,49 +90,58 @@ class Trainer:
         return figures
 
     def _step(self, done: float, meter: Meter, *, agreement: bool) -> dict[str, Any]:
-        """One update on ``accumulate`` batches a process."""
+        """One update on ``accumulate`` batches, of which the processes take turns; rows count alike, whoever has them."""
         config, accelerator, position = self.config, self.accelerator, self.position
         self.module.train()
         rate = config.lr * rate_factor(config.schedule, position.step, config.warmup, done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        generator = torch.Generator().manual_seed(
-            int(
-                np.random.SeedSequence((config.seed, position.step, accelerator.process_index)).generate_state(1, np.uint64)[0] >> 1
-            )
-        )
-        tokens = 0
-        for part in range(config.accumulate):
-            batch = self._next_batch()
-            tokens += batch.token_ids.numel()
-            last = part == config.accumulate - 1
-            with accelerator.no_sync(self.module) if not last else _nothing():
-                loss, depths = self.task.loss(self.module, batch, generator, done, agreement=agreement)
-                accelerator.backward(loss.loss / config.accumulate)
+        rank, world = accelerator.process_index, accelerator.num_processes
+        places = self._next_places()
+        totals = torch.zeros(2, dtype=torch.float64)
+        for part in range(rank, len(places), world):
+            epoch, number = places[part]
+            batch = self._plan(epoch)[number].to(accelerator.device)
+            with accelerator.no_sync(self.module) if part + world < len(places) else nullcontext():
+                loss, depths = self.task.loss(self.module, batch, self._generator(part), done, agreement=agreement)
+                # A mean of means would be wrong where batches have different numbers of rows: sums now, one division below.
+                accelerator.backward(loss.loss * loss.count)
+            totals += torch.tensor([loss.count, batch.token_ids.numel()], dtype=torch.float64)
             meter.add(loss, depths)
+        if world > 1:
+            totals = accelerator.reduce(totals.to(accelerator.device))
+        count, tokens = totals.tolist()
+        # What stands in the gradients by now is the mean over processes.
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        torch._foreach_mul_(gradients, world / max(count, 1e-9))
         norm = accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        tokens *= accelerator.num_processes
         position.step += 1
-        position.tokens += tokens
-        return {"batch_tokens": tokens, "lr": rate, "norm": round(float(norm), 4)}
+        position.tokens += int(tokens)
+        return {"batch_tokens": int(tokens), "lr": rate, "norm": round(float(norm), 4)}
 
-    def _next_batch(self) -> Batch:
-        """This process's next batch; the processes take turns along the epoch's plan."""
-        position, world = self.position, self.accelerator.num_processes
-        if position.batch + world > len(self._plan(position.epoch)):
-            # The few batches that do not go round are left out: all processes must step together.
-            position.epoch, position.batch = position.epoch + 1, 0
-        plan = self._plan(position.epoch)
-        batch = plan[(position.batch + self.accelerator.process_index) % len(plan)]
-        position.batch += world
-        return batch.to(self.accelerator.device)
+    def _generator(self, part: int) -> torch.Generator:
+        """All chance in one of an update's batches, whichever process has it."""
+        seeds = np.random.SeedSequence((self.config.seed, self.position.step, part))
+        return torch.Generator().manual_seed(int(seeds.generate_state(1, np.uint64)[0] >> 1))
+
+    def _next_places(self) -> list[tuple[int, int]]:
+        """Epoch and number of the batches of the next update, the same in all processes."""
+        position, places = self.position, list[tuple[int, int]]()
+        for _ in range(self.config.accumulate):
+            if position.batch >= len(self._plan(position.epoch)):
+                position.epoch, position.batch = position.epoch + 1, 0
+            places.append((position.epoch, position.batch))
+            position.batch += 1
+        return places
 
     def _plan(self, number: int) -> Epoch:
-        if self._planned is None or self._planned[0] != number:
-            self._planned = (number, self.task.source.epoch(number))
-        return self._planned[1]
+        if number not in self._plans:
+            # An update may cross from one epoch to the next.
+            earlier = {kept: plan for kept, plan in self._plans.items() if kept == number - 1}
+            self._plans = {**earlier, number: self.task.source.epoch(number)}
+        return self._plans[number]
 
     # ---- validation ----------------------------------------------------------------------------------------------------------
 
@@ -140,10 +152,15 @@ class Trainer:
         self.module.eval()
         accelerator, task = self.accelerator, self.task
         meter = Meter(task.depths)
-        for number in range(accelerator.process_index, len(task.valid), accelerator.num_processes):
+        last = len(task.valid) - 1
+        for first in range(0, len(task.valid), accelerator.num_processes):
+            number = first + accelerator.process_index
             generator = torch.Generator().manual_seed(number)
-            loss, depths = task.loss(self.module, task.valid[number].to(accelerator.device), generator, 1.0, agreement=True)
-            meter.add(loss, depths)
+            # Whoever has none left runs the last one too, uncounted: where the target is sharded, all must run it together.
+            batch = task.valid[min(number, last)].to(accelerator.device)
+            loss, depths = task.loss(self.module, batch, generator, 1.0, agreement=True)
+            if number <= last:
+                meter.add(loss, depths)
         return {**task.figures(meter.gathered(accelerator)), "seconds": round(time.monotonic() - start, 2)}
 
     def _report_validation(self, reporter: Reporter) -> dict[str, Any]:
@@ -196,7 +213,8 @@ class Trainer:
 
     def export(self, figures: dict[str, Any]) -> None:
         """The network and the recipe that made it, in the output folder."""
-        export(self.task, self.config, {"corpus": self.task.key, **asdict(self.position), **figures})
+        world = self.accelerator.num_processes
+        export(self.task, self.config, {"corpus": self.task.key, "processes": world, **asdict(self.position), **figures})
 
     def resume(self) -> None:
         """Go back to the newest checkpoint in the output folder."""
@@ -230,11 +248,6 @@ class Trainer:
         finally:
             for each, handler in earlier.items():
                 signal.signal(each, handler)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def rate_factor(schedule: str, step: int, warmup: int, progress: float) -> float:

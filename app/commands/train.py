@@ -16,8 +16,16 @@ _PROMPTS, _MAX_TOKENS, _MAX_PROMPT_TOKENS = 32, 128, 768
 @functools.wraps(train_command)
 def train(**arguments: Any) -> None:
     """Train, then decode held-out prompts with the new drafter and print its acceptance length."""
+    from training import processes
+
     train_command(**arguments)
-    _evaluate(arguments["target"], str(arguments["out"]), arguments["valid"])
+    if not processes.is_main():
+        return
+    target, out = arguments["target"], str(arguments["out"])
+    if arguments["activations"] is not None:
+        typer.echo(f"not evaluated, as the target is not there: moaserve eval --model {target} --drafter {out}")
+        return
+    _evaluate(target, out, arguments["valid"])
 
 
 def _evaluate(target: str, drafter: str, valid: str | None) -> None:

@@ -18,6 +18,7 @@ PROMPTS = ["--num-prompts", "1", "--max-tokens", "8"]
 TRAINING = ["--max-steps", "1", "--batch-tokens", "256", "--max-length", "64", "--threads", "1", "--device", "cpu"]
 LESS = {
     "train": [*TRAINING, "--draft-vocabulary", "64", "--valid-tokens", "64"],
+    "activations": ["--batch-tokens", "256", "--max-length", "64", "--threads", "1", "--device", "cpu", "--valid-tokens", "64"],
     "pretrain": [*TRAINING, "--valid-tokens", "64"],
     "eval": PROMPTS,
     "bench offline": [*PROMPTS, "--no-transformers"],

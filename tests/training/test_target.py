@@ -17,6 +17,7 @@ from training.batches import Batch
 from training.config import PretrainConfig
 from training.errors import ConfigError
 from training.pretrain import app
+from training.progress import Meter
 from training.run import prepare_target, pretrain
 from training.tasks.target import TargetTask
 
@@ -58,6 +59,27 @@ def test_the_loss_is_over_conversations_without_their_padding(config: PretrainCo
     torch.testing.assert_close(loss.parts["text"].value, each.mean())
     torch.testing.assert_close(loss.parts["answers"].value, each[batch_answers(batch)].mean())
     assert len(depths) == len(each) and loss.correct is not None and len(loss.correct) == len(each)
+
+
+def test_an_updates_rows_count_alike_however_many_stand_in_a_batch(config: PretrainConfig):
+    trainer = prepare_target(dataclasses.replace(config, accumulate=3, prompt_weight=0.3, clip=1e9))
+    task = trainer.task
+    assert isinstance(task, TargetTask)
+    batches = [task.source.epoch(0)[number] for number in range(3)]
+    losses, weights = [], []
+    for batch in batches:
+        for token_ids, response in zip(batch.token_ids, batch.response, strict=True):
+            length = int(response.nonzero()[-1]) + 1
+            logits = task.network.logits(task.module(token_ids[None, :length]))
+            losses.append(F.cross_entropy(logits[:-1], token_ids[1:length], reduction="none"))
+            weights.append(torch.where(response[1:length], 1.0, 0.3))
+    sums = [float(sum(weight.sum() for weight in weights[:count])) for count in (len(batches[0].token_ids), len(weights))]
+    assert abs(sums[0] / sums[1] - 1 / 3) > 0.02, "batches must be of different sizes for this to mean anything"
+    mean = (torch.cat(losses) * torch.cat(weights)).sum() / torch.cat(weights).sum()
+    gradients = torch.autograd.grad(mean, list(task.network.parameters()))
+    line = trainer._step(0.0, Meter(1), agreement=False)
+    assert line["norm"] == pytest.approx(float(torch.stack([x.norm() for x in gradients]).norm()), abs=2e-4)
+    assert line["batch_tokens"] == sum(batch.token_ids.numel() for batch in batches)
 
 
 def batch_answers(batch: Batch) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from training.batches import Batch, Conversations
+from training.batches import Batch, Collated, Conversations
 from training.losses import Loss
 from training.progress import Meter
 
@@ -22,7 +22,7 @@ class Task(Protocol):
 
     module: nn.Module
     source: Conversations
-    valid: list[Batch]
+    valid: Collated
     depths: int
     key: str
 

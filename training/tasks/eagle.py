@@ -16,6 +16,7 @@ from training.batches import Batch
 from training.config import TrainConfig
 from training.data import Corpus
 from training.losses import Loss, Mean, smooth_l1
+from training.needs import Needs
 from training.rows import Padded
 from training.tasks.drafting import DraftingTask
 from training.token_loss import distribution, token_loss
@@ -73,7 +74,7 @@ class EagleTask(DraftingTask):
     """EAGLE-2: teacher forcing with noise on the features, both losses. EAGLE-3: tokens alone, on its own outputs."""
 
     def __init__(self, config: TrainConfig, target: Llama, drafter: Eagle, corpus: Corpus, valid: Corpus | None) -> None:
-        super().__init__(config, target, corpus, valid)
+        super().__init__(config, target, Needs(keys_values=False, taps=drafter.config.taps), corpus, valid)
         self.network = drafter
         self.module: nn.Module = EagleForward(drafter)
         self.depths = self.steps = config.unroll if drafter.config.generation == 3 else 1
@@ -85,7 +86,7 @@ class EagleTask(DraftingTask):
         config, eagle, head = self.config, self.network, self.target.lm_head.weight
         third = eagle.config.generation == 3
         wanted = masks.proposing_positions(batch.response)
-        truth = self.target.encode(batch.token_ids, taps=eagle.config.taps)
+        truth = self.truth(batch)
         tapped = truth.tapped
         assert tapped is not None
         if module.training and not third and config.feature_noise:

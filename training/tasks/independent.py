@@ -14,6 +14,7 @@ from training.batches import Batch
 from training.config import TrainConfig
 from training.data import Corpus
 from training.losses import Loss, Mean
+from training.needs import Needs
 from training.tasks.drafting import DraftingTask
 from training.tasks.target import TargetForward
 from training.token_loss import distribution, token_loss
@@ -25,7 +26,7 @@ class IndependentTask(DraftingTask):
     def __init__(
         self, config: TrainConfig, target: Llama, drafter: Llama, base: Path, corpus: Corpus, valid: Corpus | None
     ) -> None:
-        super().__init__(config, target, corpus, valid)
+        super().__init__(config, target, Needs(keys_values=False), corpus, valid)
         self.network, self.base = drafter, base
         self.module: nn.Module = TargetForward(drafter, compiled=False)
         self.depths = config.max_interval
@@ -42,7 +43,7 @@ class IndependentTask(DraftingTask):
         taught = proposing & ~boundaries
         rows = taught.flatten().nonzero().squeeze(1)
         depths = masks.draft_depths(boundaries).flatten().index_select(0, rows)
-        truth = self.target.encode(batch.token_ids)
+        truth = self.truth(batch)
         hidden = truth.hidden.flatten(0, 1).index_select(0, rows)
         with torch.autocast(batch.token_ids.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
             ours = module(batch.token_ids).index_select(0, rows)

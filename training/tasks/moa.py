@@ -16,6 +16,7 @@ from training.config import TrainConfig
 from training.data import Corpus
 from training.forward import DraftForward
 from training.losses import Loss, draft_loss
+from training.needs import needs_of
 from training.tasks.drafting import DraftingTask
 
 
@@ -26,7 +27,8 @@ class MoATask(DraftingTask):
     """
 
     def __init__(self, config: TrainConfig, target: Llama, drafter: MoA, corpus: Corpus, valid: Corpus | None) -> None:
-        super().__init__(config, target, corpus, valid)
+        needs = needs_of("moa", drafter.config.target_layer_inference, target.config)
+        super().__init__(config, target, needs, corpus, valid)
         self.network = drafter
         self.module: nn.Module = DraftForward(drafter, compiled=config.compile)
         self.depths = config.max_interval
@@ -50,8 +52,7 @@ class MoATask(DraftingTask):
         taught = proposing & ~boundaries
         rows = taught.flatten().nonzero().squeeze(1)
         depths = masks.draft_depths(boundaries).flatten().index_select(0, rows)
-        inferred = self.network.config.target_layer_inference
-        truth = self.target.encode(batch.token_ids, layer_input=self.target.config.num_layers - inferred if inferred else None)
+        truth = self.truth(batch)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
             draft = module(
                 self.target,

@@ -1,0 +1,73 @@
+"""How all that trains, or keeps activations, begins: processes, target, text."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedTokenizerBase
+
+from models.llama import Llama
+from models.loader import eos_token_ids, load_target, resolve_target
+from training.activations.config import ActivationsConfig
+from training.config import TrainConfig
+from training.data import Corpus, load_corpus
+from training.errors import ConfigError, DataError
+from training.regenerate import Writing, regenerated
+from training.run_config import TextConfig
+from training.sharding import load_sharded
+
+
+def start(config: TextConfig) -> Accelerator:
+    """Join the processes that were launched together."""
+    # Norms keep float32 weights under autocast, on purpose.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    # Autocast is the trainer's own: accelerate's setting is global and could not be changed by a second run in this process.
+    return Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+
+
+def load(
+    name: str,
+    config: TextConfig,
+    dtype: torch.dtype,
+    accelerator: Accelerator,
+    *,
+    sharded: bool = False,
+    last_layers: int | None = None,
+) -> tuple[Llama, PreTrainedTokenizerBase]:
+    """A target, whole or ``sharded`` or as in ``load_target`` with ``last_layers``, and its tokenizer."""
+
+    def on(device: torch.device) -> tuple[Llama, PreTrainedTokenizerBase | None]:
+        return load_target(name, dtype=dtype, device=device, last_layers=last_layers)
+
+    target, tokenizer = load_sharded(on, accelerator) if sharded else on(accelerator.device)
+    if tokenizer is None:
+        raise DataError(f"{name} has no tokenizer")
+    if config.max_length > target.config.max_position_embeddings:
+        raise ConfigError(
+            f"--max-length {config.max_length} is beyond the target's {target.config.max_position_embeddings} positions"
+        )
+    return target, tokenizer
+
+
+def corpora(config: TextConfig, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator) -> tuple[Corpus, Corpus | None]:
+    """What is trained on, and what is held out."""
+    assert config.data is not None
+    with accelerator.main_process_first():
+        corpus = load_corpus(config.data, tokenizer, config.cache, progress=accelerator.is_main_process)
+        valid = load_corpus(config.valid, tokenizer, config.cache, progress=accelerator.is_main_process) if config.valid else None
+    return corpus, valid
+
+
+def rewritten(config: TrainConfig | ActivationsConfig, corpus: Corpus, target: Llama, accelerator: Accelerator) -> Corpus:
+    """A corpus with its answers written anew by the target, where that is asked for."""
+    if config.regenerate is None:
+        return corpus
+    if config.shard_target:
+        raise ConfigError("--regenerate: each process writes with the whole target, so not with --shard-target")
+    folder = resolve_target(config.target)
+    writing = Writing(eos_token_ids(folder), config.max_length, temperature=config.regenerate_temperature, seed=config.seed)
+    return regenerated(corpus, config.regenerate, target, writing, config.cache, accelerator)

@@ -1,0 +1,150 @@
+"""What decides any run: which text, on what, for how long."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.choices import Precision, Schedule
+from training.errors import ConfigError
+
+LIMITS_AND_PLACES = frozenset(
+    [
+        "out",
+        "data",
+        "valid",
+        "epochs",
+        "max_steps",
+        "max_minutes",
+        "threads",
+        "compile",
+        "log_every",
+        "checkpoint_steps",
+        "checkpoint_minutes",
+        "valid_every",
+        "valid_tokens",
+        "resume",
+        "cache",
+        "target",
+        "base",
+        "draft_vocabulary",
+        "activations",
+        "shard_target",
+    ]
+)
+"""Settings that a resumed run may change: they do not alter what a step computes."""
+
+
+def default_cache() -> Path:
+    """Where tokenised corpora are kept unless told otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moaserve" / "corpora"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextConfig:
+    """Which conversations are read, in what batches, and on what they are run."""
+
+    data: str | None = None
+    out: Path
+    valid: str | None = None
+
+    batch_tokens: int = 8192
+    max_length: int = 2048
+    valid_tokens: int = 100_000
+
+    dtype: Precision = "bfloat16"
+    device: str = "auto"
+    seed: int = 0
+    threads: int | None = None
+    cache: Path = dataclasses.field(default_factory=default_cache)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        check_positive(self, "batch_tokens", "max_length", "valid_tokens", "threads")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What the forward passes compute in; master weights are float32 whatever it is."""
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(TextConfig):
+    """What every training run has. Of ``epochs``, ``max_steps`` and ``max_minutes`` whichever is reached first ends it.
+
+    ``None`` means no limit; minutes count across resumes.
+    """
+
+    lr: float = 3e-5
+    warmup: int = 50
+    schedule: Schedule = "constant"
+    weight_decay: float = 0.0
+    beta2: float = 0.999
+    clip: float = 1.0
+    accumulate: int = 1
+
+    epochs: float | None = None
+    max_steps: int | None = None
+    max_minutes: float | None = None
+
+    compile: bool = False
+    log_every: int = 10
+    checkpoint_steps: int | None = None
+    checkpoint_minutes: float = 10.0
+    valid_every: int = 500
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        TextConfig.__post_init__(self)
+        if self.epochs is None and self.max_steps is None and self.max_minutes is None:
+            raise ConfigError("say when to stop: --epochs, --max-steps or --max-minutes")
+        check_positive(
+            self,
+            "lr",
+            "accumulate",
+            "log_every",
+            "checkpoint_minutes",
+            "valid_every",
+            "clip",
+            "epochs",
+            "max_steps",
+            "max_minutes",
+            "checkpoint_steps",
+        )
+        check_not_negative(self, "warmup", "weight_decay")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for training.json and checkpoints."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in dataclasses.asdict(self).items()}
+
+    def check_resumable(self, earlier: dict[str, Any]) -> None:
+        """Raise ConfigError when a checkpoint was made with settings that this run would break with."""
+        mine = self.to_json()
+        changed = [
+            f"{name} was {earlier[name]!r} and is now {mine[name]!r}"
+            for name in mine
+            if name not in LIMITS_AND_PLACES and name in earlier and earlier[name] != mine[name]
+        ]
+        if changed:
+            raise ConfigError(f"cannot resume with other settings: {'; '.join(changed)}")
+
+
+def check_positive(config: TextConfig, *names: str) -> None:
+    """Raise ConfigError for settings that are not above 0; unset ones may be None."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} must be above 0, not {value}")
+
+
+def check_not_negative(config: TextConfig, *names: str) -> None:
+    """Raise ConfigError for settings below 0."""
+    for name in names:
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{name} must not be negative, it is {getattr(config, name)}")
