@@ -89,8 +89,8 @@ def capacity(
         options.fail(f"--ttft {ttft:g} --tpot {tpot:g}: one replica does not keep to that even with few sessions")
     plans = {each.way: [planning.needs(told, each, count, limits, headroom) for count in counts] for each in found}
     ends = planning.saturation(told, found[0], limits)
-    for each in compared:
-        typer.echo(each.line())
+    for comparison in compared:
+        typer.echo(comparison.line())
     for each in found:
         one = each.at
         typer.echo(

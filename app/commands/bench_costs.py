@@ -59,7 +59,7 @@ def costs(
     from benchmarks.network.processes import ProcessError
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
 
-    told = {"model": config.model, "drafter": config.drafter, "dtype": config.dtype, "device": config.device}
+    told: dict[str, object] = {"model": config.model, "drafter": config.drafter, "dtype": config.dtype, "device": config.device}
     told |= {"max_model_len": config.max_model_len, "num_threads": config.num_threads, "compile": config.compile}
     server = [word for name, value in told.items() if value is not None for word in ("--" + name.replace("_", "-"), str(value))]
     server += ["--log-level", "error"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -15,7 +15,7 @@ from benchmarks.capacity.planning import GIB, Needs
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 
 
-def draw(plans: dict[str, Sequence[Needs]], ends: dict[str, float], path: Path, *, title: str) -> None:
+def draw(plans: Mapping[str, Sequence[Needs]], ends: Mapping[str, float], path: Path, *, title: str) -> None:
     """Replicas by way, and what is shared by the first way, over sessions; ``ends`` are the sessions at which one of each ends."""
     picture, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 4.8), layout="constrained")
     picture.suptitle(title)

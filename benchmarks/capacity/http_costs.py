@@ -38,8 +38,8 @@ async def measure_http(server: Sequence[str], *, requests: int, progress: Callab
     finally:
         await process.stop()
     token = (median(seconds[MANY]) - median(seconds[FEW])) / (MANY - FEW)
-    size = (median(sizes[MANY]) - median(sizes[FEW])) / (MANY - FEW)
-    return HttpCosts(max(0.0, median(seconds[FEW]) - token), max(0.0, token), size)
+    token_bytes = (median(sizes[MANY]) - median(sizes[FEW])) / (MANY - FEW)
+    return HttpCosts(max(0.0, median(seconds[FEW]) - token), max(0.0, token), token_bytes)
 
 
 async def _stream(client: httpx.AsyncClient, tokens: int) -> int:
