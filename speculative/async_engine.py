@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speculative.config import EngineConfig, EngineStatus, ModelInfo, RemoteInfo
 from speculative.engine import Engine
-from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
+from speculative.errors import EngineError, EngineLoadError, EngineLostError, EngineNotReadyError, EngineStepError
 from speculative.kv_bytes import Contents
 from speculative.prefixes import PORTION_BLOCKS
 from speculative.request import FinishReason, Grammar, OfferedTree, Request, RequestOutput, RequestStats
@@ -99,8 +99,12 @@ class AsyncEngine:
 
     @property
     def alive(self) -> bool:
-        """True while the thread runs and loading has not failed."""
-        return self._thread is not None and self._thread.is_alive() and self._load_error is None and not self._dead
+        """True while the thread runs, loading has not failed, and no process that shares the model is lost."""
+        return self._thread is not None and self._thread.is_alive() and self._load_error is None and not self._failed
+
+    @property
+    def _failed(self) -> bool:
+        return self._dead or (self._engine is not None and self._engine.lost is not None)
 
     @property
     def busy_seconds(self) -> float:
@@ -134,7 +138,7 @@ class AsyncEngine:
         """Raise what ``generate`` would, before anything is started."""
         if self._draining:
             raise EngineNotReadyError("the server is shutting down")
-        if self._dead:
+        if self._failed:
             raise EngineNotReadyError("the engine is not running")
         self._loaded_engine().validate(request)
 
@@ -281,6 +285,8 @@ class AsyncEngine:
             self._dead = True
             self._tell()
             self._call(self._end_streams, "error")
+        finally:
+            self._engine.close()
 
     def _take_commands(self, engine: Engine) -> bool:
         """Carry out what has been asked, waiting when there is nothing else to do; False to end."""
@@ -310,6 +316,8 @@ class AsyncEngine:
     def _step(self, engine: Engine) -> list[RequestOutput]:
         try:
             return engine.step()
+        except EngineLostError:
+            raise
         except Exception:
             # The step's requests are lost, the engine is not: their slots are freed and the next step starts clean.
             logger.exception("an engine step failed")
