@@ -111,6 +111,13 @@ class Engine:
         """Why nothing can be computed any more; None while all is well."""
         return None if self.ranks is None else self.ranks.lost
 
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called, from any thread, once ``lost`` says something."""
+        if self.ranks is not None:
+            self.ranks.when_lost = call
+        if self.lost is not None:
+            call()
+
     def close(self) -> None:
         """End what an engine has of other processes; it cannot be used afterwards."""
         if self.ranks is not None:

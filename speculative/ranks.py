@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Pipe
@@ -52,6 +52,7 @@ class RankTask:
     folder: str
     dtype: str
     device: str
+    backend: str
     num_threads: int
     rendezvous: str
 
@@ -75,18 +76,17 @@ class Failure:
 
 
 def join_group(task: RankTask) -> None:
-    """Become a member of the group that computes together; on a GPU NCCL, on a CPU gloo, on this machine alone."""
+    """Become a member of the group that computes together."""
     device = torch.device(task.device)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody outside is to reach what ranks say to one another
-    on_gpu = device.type == "cuda"
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        task.backend,
         init_method=f"file://{task.rendezvous}",
         rank=task.rank,
         world_size=task.size,
         timeout=PATIENCE,
-        device_id=device if on_gpu else None,
+        device_id=device if task.backend == "nccl" else None,
     )
 
 
@@ -139,14 +139,15 @@ class _Rank:
 class Ranks:
     """Ranks 1 … of as many as there are ``tasks``; this process is rank 0, with the first task. Orders come from one thread.
 
-    ``lost`` says what has happened to one of them once nothing can be computed any more.
+    ``lost`` says what has happened to one of them once nothing can be computed any more; ``when_lost`` is called then, once, from
+    whichever thread notices.
     """
 
     def __init__(self, tasks: Sequence[RankTask], folder: tempfile.TemporaryDirectory[str]) -> None:
         self.size = len(tasks)
         self.lost: str | None = None
+        self.when_lost: Callable[[], None] = lambda: None
         self._task, self._folder = tasks[0], folder
-        self._device = torch.device(tasks[0].device)
         self._noticed = threading.Event()
         self._ending = self._joined = False
         self._others: list[_Rank] = []
@@ -173,6 +174,7 @@ class Ranks:
                 folder=str(folder),
                 dtype=kind,
                 device=f"cuda:{rank}" if device.type == "cuda" else str(device),
+                backend="nccl" if device.type == "cuda" else "gloo",
                 num_threads=num_threads,
                 rendezvous=str(Path(place.name) / "store"),
             )
@@ -233,7 +235,8 @@ class Ranks:
         if self.lost is None and not self._ending:
             self.lost = message
             if self._joined:
-                logger.error("%s; nothing can be computed any more: start the server anew", message)
+                logger.error("%s; nothing can be computed any more: start anew", message)
+            self.when_lost()
 
     def close(self) -> None:
         """End all processes; more than once is once."""
@@ -244,6 +247,6 @@ class Ranks:
         for rank in self._others:
             rank.end()
         # NCCL waits for those that are gone.
-        if self._joined and not (self.lost and self._device.type == "cuda"):
+        if self._joined and not (self.lost and self._task.backend == "nccl"):
             dist.destroy_process_group()
         self._folder.cleanup()

@@ -54,6 +54,9 @@ class ScriptedEngine:
         self.lost: str | None = None
         self.closed = False
 
+    def when_lost(self, call: Callable[[], None]) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 
