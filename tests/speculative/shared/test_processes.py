@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from models.config import MoAConfig
+from models.loader import load_target
+from models.moa import MoA
+from models.saving import save_drafter
 from speculative import ranks
 from speculative.async_engine import AsyncEngine
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineError, EngineLoadError, EngineLostError, EngineNotReadyError
 from speculative.memory import MemoryLimit
-from tests.models.test_llama_parity import Pair
+from tests.models.test_llama_parity import SIZES, Pair
 from tests.speculative.conftest import N0, request, run, tokens
 from tests.speculative.shared.conftest import LoadEngine, other
 from tests.speculative.test_engine import mixed_requests
@@ -44,6 +49,27 @@ def test_logits_of_all_kinds_of_targets_are_close(load: LoadEngine, family: str,
     assert [each.token_id for each in told[0][1]] == [each.token_id for each in told[1][1]]
     probabilities = [[each.logprob for each in logprobs] for _, logprobs in told]
     assert probabilities[1] == pytest.approx(probabilities[0], abs=1e-4)
+
+
+def test_three_processes_share_what_is_not_even(load: LoadEngine, tmp_path: Path) -> None:
+    # Three groups of two query heads, 97 tokens as 33, 33 and 31, and a drafter that reads all heads in their order.
+    sizes = {**SIZES, "num_key_value_heads": 3, "intermediate_size": 81, "tie_word_embeddings": True}
+    torch.manual_seed(3)
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path / "target")
+    target = load_target(tmp_path / "target", dtype=torch.float32)[0]
+    save_drafter(MoA(MoAConfig.from_target(target.config)), tmp_path / "drafter", dtype=torch.float32)
+    written, remembered = [], []
+    asked = [request("a", [5, 9, 5, 9, 11], max_tokens=20, temperature=0.0), request("b", [96, 3], max_tokens=30, seed=1)]
+    for size in (1, 3):
+        engine = load(tmp_path / "target", "moa", size)
+        try:
+            written.append(tokens(run(engine, asked)))
+            remembered.append([cache.data for cache in engine._drafter_caches])
+        finally:
+            engine.close()
+    assert written[0] == written[1]
+    for one, three in zip(*remembered, strict=True):
+        torch.testing.assert_close(one, three, rtol=1e-3, atol=1e-4)
 
 
 def test_a_memory_limit_resizes_all_processes(load: LoadEngine) -> None:
