@@ -190,6 +190,7 @@ class Settings(HttpSettings):
     num_threads: int | None = Field(None, ge=1)
     memory_limit: str | None = None
     compile: Compile = "auto"
+    tensor_parallel_size: int = Field(1, ge=1)
 
     @field_validator("memory_limit")
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -105,6 +107,52 @@ class KVCache:
         """Flat rows [n] of all layers: [n, L, 2·n_kv·d]."""
         return self.data.index_select(1, rows).transpose(0, 1)
 
+    def new_pool(self, num_blocks: int, size: int) -> BlockPool:
+        """Room for ``num_blocks`` blocks of ``size`` tokens' rows that outlive their slots."""
+        return BlockPool(self, num_blocks, size)
+
+
+class BlockPool:
+    """Blocks of rows of one ``cache``: a tensor [L, blocks, size, row]."""
+
+    def __init__(self, cache: KVCache, num_blocks: int, size: int) -> None:
+        self._cache, self.size = cache, size
+        # Empty: blocks are written before they are read, and on a CPU they take no memory until then.
+        data = cache.data
+        self._data = torch.empty(cache.num_layers, num_blocks, size, data.shape[-1], dtype=data.dtype, device=data.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken when all blocks are in use."""
+        return self._data.nbytes
+
+    def store(self, slot: int, places: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy some of a slot's text, its ``places``-th stretches of ``size`` tokens, to ``blocks``."""
+        cache = self._cache
+        for block, place in zip(blocks, places, strict=True):  # one indexed copy takes longer
+            first = cache.flat_row(slot, place * self.size)
+            self._data[:, block] = cache.data[:, first : first + self.size]
+
+    def load(self, blocks: Sequence[int], slot: int) -> None:
+        """Write ``blocks``, one after another, where a slot's text begins."""
+        first = self._cache.flat_row(slot, 0)
+        rows = self._cache.data[:, first : first + len(blocks) * self.size].unflatten(1, (len(blocks), self.size))
+        torch.index_select(self._data, 1, torch.tensor(blocks, device=self._data.device), out=rows)
+
+    def read(self, blocks: Sequence[int]) -> Tensor:
+        """A copy of ``blocks`` [blocks, L, size, row]."""
+        where = torch.tensor(blocks, device=self._data.device, dtype=torch.long)
+        return self._data.index_select(1, where).transpose(0, 1).contiguous()
+
+    def write(self, blocks: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """Fill ``blocks`` with ``rows``, each [L, size, row]."""
+        for block, content in zip(blocks, rows, strict=True):  # one indexed copy takes twice as long
+            self._data[:, block] = content
+
+    def empty_block(self) -> Tensor:
+        """A block's rows in main memory: [L, size, row]."""
+        return torch.zeros((len(self._data), *self._data.shape[2:]), dtype=self._data.dtype)
+
 
 class KVWindow:
     """The slots of a batch, given as one tensor a layer (``KVCache.window``): what a compiled graph knows of a cache.
@@ -129,6 +177,17 @@ class KVWindow:
         assert first_slot == 0
         kv = self.layers[layer][:, :span].unflatten(2, (2, self.num_kv_heads, self.head_dim))
         return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+
+
+def heads_of(rows: Tensor, heads: slice, num_kv_heads: int, head_dim: int) -> Tensor:
+    """Rows [..., 2·n_kv·d] cut to the keys and values of some of their heads."""
+    out: Tensor = rows.unflatten(-1, (2, num_kv_heads, head_dim))[..., heads, :].flatten(-3)
+    return out
+
+
+def join_heads(parts: Sequence[Tensor], head_dim: int) -> Tensor:
+    """Rows of some heads each [..., 2·n·d] -> rows of them all, as a cache has them."""
+    return torch.cat([part.unflatten(-1, (2, -1, head_dim)) for part in parts], dim=-2).flatten(-3)
 
 
 def lsa_layout(kv: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from models.attention import AttentionPlan, cached_attention, masked_attention
 from models.config import DecoderConfig
+from models.digest import WeightSample, weight_samples
 from models.kv_cache import KVCache, KVWindow, lsa_layout
 from models.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
 
@@ -80,17 +81,17 @@ class Llama(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
-        return self.embedding.weight.dtype
+        return self.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.embedding.weight.device
+        return self.norm.weight.device
 
     def new_cache(self, num_slots: int, scratch: int, length: int) -> KVCache:
         """A cache for this model: ``num_slots`` sequences of up to ``length`` tokens, and ``scratch`` tree rows each."""
         c = self.config
-        self.rotary.reserve(length + scratch, self.embedding.weight)
+        self.rotary.reserve(length + scratch, self.norm.weight)
         return KVCache(c.num_layers, num_slots, scratch, length, c.num_kv_heads, c.head_dim, dtype=self.dtype, device=self.device)
 
     @property
@@ -146,7 +147,9 @@ class Llama(nn.Module):
         """Run the layers from ``first_layer`` on and the final norm: [n, E] -> [n, E]; each layer's output goes to ``outputs``."""
         rope = self.rotary(plan.positions)
         for index in range(first_layer, self.config.num_layers):
-            hidden = self.layers[index](hidden, rope, cached_attention(cache, index, plan, self.config.num_heads))
+            layer = self.layers[index]
+            assert isinstance(layer, DecoderLayer)
+            hidden = layer(hidden, rope, cached_attention(cache, index, plan, layer.num_heads))
             if outputs is not None:
                 outputs.append(hidden)
         out: Tensor = self.norm(hidden)
@@ -185,6 +188,10 @@ class Llama(nn.Module):
         stacked = lsa_layout(torch.stack(kv, dim=1), c.num_kv_heads, c.head_dim).view(batch, length, c.num_layers, c.kv_size)
         tapped = torch.cat([outputs[tap] for tap in taps], dim=-1).view(batch, length, -1) if taps else None
         return TargetActivations(stacked, hidden.view(batch, length, -1), kept, tapped)
+
+    def weight_samples(self) -> Iterator[WeightSample]:
+        """As ``digest.weight_samples``."""
+        return weight_samples(self)
 
     def release_layers(self, end: int) -> None:
         """Give back the weights of layers before ``end`` of which there are copies; run_layers then needs a packed model."""

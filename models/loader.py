@@ -111,7 +111,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
 
 
 def target_config(path_or_id: str | Path) -> DecoderConfig:
-    """A target's sizes."""
+    """A target's sizes; raises CheckpointError where there are none or they are not supported."""
     folder = resolve_target(str(path_or_id))
     raw = read_json(folder, "config.json")
     if not raw:
@@ -138,7 +138,7 @@ def load_target(
     absent = tuple(f"model.layers.{index}." for index in range(first))
     tensors = read_tensors(folder, (lambda name: not name.startswith(absent)) if absent else None)
     state = _decoder_state(tensors, config, first)
-    _fill(model, state, folder)
+    fill(model, state, folder)
     return model.eval().requires_grad_(False), load_tokenizer(folder)
 
 
@@ -155,13 +155,13 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
         layer = getattr(model, ours)
         if layer is None:
             continue
-        state.update({f"{ours}.{name}": value for name, value in _layer_state(tensors, f"{theirs}.", layer).items()})
+        state.update({f"{ours}.{name}": value for name, value in layer_state(tensors, f"{theirs}.", layer).items()})
     for name in ("weight", "bias"):
-        state[f"to_memory.{name}"] = _take(tensors, f"Ekv2E.{name}")
+        state[f"to_memory.{name}"] = take(tensors, f"Ekv2E.{name}")
     for ours, theirs in MOA_EXTRAS.items():
         if (module := getattr(model, ours)) is not None:
-            state.update({f"{ours}.{name}": _take(tensors, f"{theirs}.{name}") for name, _ in module.named_parameters()})
-    _fill(model, state, folder)
+            state.update({f"{ours}.{name}": take(tensors, f"{theirs}.{name}") for name, _ in module.named_parameters()})
+    fill(model, state, folder)
     if "draft_vocabulary" in tensors:
         model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)
     model.eval().requires_grad_(False)
@@ -175,7 +175,7 @@ def load_eagle(folder: Path, target: DecoderConfig, *, dtype: torch.dtype, devic
     config = EagleConfig.from_hf(raw, target)
     model = empty(lambda: Eagle(config), dtype, device)
     tensors = read_tensors(folder)
-    _fill(model, tensors, folder)
+    fill(model, tensors, folder)
     if "draft_vocabulary" in tensors:
         model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)
     return model.eval().requires_grad_(False)
@@ -211,14 +211,15 @@ def empty(make: Callable[[], _Network], dtype: torch.dtype, device: torch.device
     return model.to_empty(device=device).to(dtype)
 
 
-def _take(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+def take(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """A tensor of a checkpoint; raises CheckpointError where there is none."""
     try:
         return tensors[name]
     except KeyError:
         raise CheckpointError(f"the checkpoint has no tensor {name!r}") from None
 
 
-def _fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
+def fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
     """Copy a complete state into the module, casting; names every tensor of the wrong shape."""
     wanted = {name: each for name, each in model.named_parameters(remove_duplicate=False) if not each.is_meta}
     missing = sorted(set(wanted) - set(state))
@@ -233,17 +234,19 @@ def _fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
             parameter.copy_(state[name])
 
 
+def ends(config: DecoderConfig) -> dict[str, str]:
+    """Our names of a target's weights outside of its layers, and the checkpoint's."""
+    embedding = "model.embed_tokens.weight"
+    head = embedding if config.tie_word_embeddings else "lm_head.weight"
+    return {"embedding.weight": embedding, "norm.weight": "model.norm.weight", "lm_head.weight": head}
+
+
 def _decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig, first_layer: int) -> dict[str, Tensor]:
-    state = {
-        "embedding.weight": _take(tensors, "model.embed_tokens.weight"),
-        "norm.weight": _take(tensors, "model.norm.weight"),
-    }
-    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    state["lm_head.weight"] = _take(tensors, head)
+    state = {name: take(tensors, theirs) for name, theirs in ends(config).items()}
     with torch.device("meta"):
         shape = Llama(config).layers[0]
     for index in range(first_layer, config.num_layers):
-        layer = _layer_state(tensors, f"model.layers.{index}.", shape)
+        layer = layer_state(tensors, f"model.layers.{index}.", shape)
         state.update({f"layers.{index}.{name}": value for name, value in layer.items()})
     return state
 
@@ -257,7 +260,7 @@ def to_group_major(x: Tensor, kv_heads: int, dim: int, *, heads: int, inverse: b
     return out
 
 
-def _layer_state(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict[str, Tensor]:
+def layer_state(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict[str, Tensor]:
     """One published decoder layer -> our fused, group-major one."""
     try:
         return _fused_layer(tensors, prefix, layer)
@@ -269,7 +272,7 @@ def _fused_layer(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict
     heads, kv_heads = layer.num_heads, layer.num_kv_heads
 
     def fused(names: Iterable[str], kind: str) -> Tensor:
-        parts = [_take(tensors, f"{prefix}{name}.{kind}") for name in names]
+        parts = [take(tensors, f"{prefix}{name}.{kind}") for name in names]
         return torch.cat(parts)
 
     def queries(x: Tensor) -> Tensor:
@@ -286,14 +289,14 @@ def _fused_layer(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict
                 )
             state[f"qkv.{kind}"] = torch.cat((queries(qkv[:q_rows]), qkv[q_rows:]))
         if getattr(layer.output, kind) is not None:
-            state[f"output.{kind}"] = _take(tensors, f"{prefix}self_attn.o_proj.{kind}")
+            state[f"output.{kind}"] = take(tensors, f"{prefix}self_attn.o_proj.{kind}")
         if getattr(layer.mlp.down, kind) is not None:
             state[f"mlp.gate_up.{kind}"] = fused(("mlp.gate_proj", "mlp.up_proj"), kind)
-            state[f"mlp.down.{kind}"] = _take(tensors, f"{prefix}mlp.down_proj.{kind}")
+            state[f"mlp.down.{kind}"] = take(tensors, f"{prefix}mlp.down_proj.{kind}")
     state["output.weight"] = to_group_major(state["output.weight"], kv_heads, 1, heads=heads)
-    state["input_norm.weight"] = _take(tensors, f"{prefix}input_layernorm.weight")
-    state["mlp_norm.weight"] = _take(tensors, f"{prefix}post_attention_layernorm.weight")
+    state["input_norm.weight"] = take(tensors, f"{prefix}input_layernorm.weight")
+    state["mlp_norm.weight"] = take(tensors, f"{prefix}post_attention_layernorm.weight")
     for name in ("q_norm", "k_norm"):
         if getattr(layer, name) is not None:
-            state[f"{name}.weight"] = _take(tensors, f"{prefix}self_attn.{name}.weight")
+            state[f"{name}.weight"] = take(tensors, f"{prefix}self_attn.{name}.weight")
     return state

@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from speculative.config import EngineConfig, EngineStatus, ModelInfo, RemoteInfo
 from speculative.engine import Engine
-from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError
+from speculative.errors import EngineError, EngineLoadError, EngineLostError, EngineNotReadyError, EngineStepError
 from speculative.kv_bytes import Contents
 from speculative.prefixes import PORTION_BLOCKS
 from speculative.request import FinishReason, Grammar, OfferedTree, Request, RequestOutput, RequestStats
@@ -51,6 +51,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready = asyncio.Event()
+        self._lost = asyncio.Event()
         self._busy_since: float | None = None
         self._dead = False
         self._held: list[RequestOutput] = []
@@ -74,6 +75,12 @@ class AsyncEngine:
         await self._ready.wait()
         if self._load_error is not None:
             raise self._load_error
+
+    async def wait_lost(self) -> NoReturn:
+        """Raise EngineLostError once nothing can be computed any more, should a process that shares the model end."""
+        await self._lost.wait()
+        assert self._engine is not None
+        raise EngineLostError(self._engine.lost)
 
     async def stop(self, timeout: float = 10.0) -> None:
         """Abort everything and end the thread; open streams end with "abort".
@@ -99,8 +106,12 @@ class AsyncEngine:
 
     @property
     def alive(self) -> bool:
-        """True while the thread runs and loading has not failed."""
-        return self._thread is not None and self._thread.is_alive() and self._load_error is None and not self._dead
+        """True while the thread runs, loading has not failed, and no process that shares the model is lost."""
+        return self._thread is not None and self._thread.is_alive() and self._load_error is None and not self._failed
+
+    @property
+    def _failed(self) -> bool:
+        return self._dead or (self._engine is not None and self._engine.lost is not None)
 
     @property
     def busy_seconds(self) -> float:
@@ -134,7 +145,7 @@ class AsyncEngine:
         """Raise what ``generate`` would, before anything is started."""
         if self._draining:
             raise EngineNotReadyError("the server is shutting down")
-        if self._dead:
+        if self._failed:
             raise EngineNotReadyError("the engine is not running")
         self._loaded_engine().validate(request)
 
@@ -268,6 +279,7 @@ class AsyncEngine:
         if self._engine is None:
             return
         self._engine.before_pass = self._tell
+        self._engine.when_lost(self._lose)
         try:
             while self._take_commands(self._engine):
                 outputs = self._step(self._engine)
@@ -275,12 +287,20 @@ class AsyncEngine:
                 self._held = outputs
                 if not self._may_wait(self._engine):
                     self._tell()
-        except Exception:
+        except Exception as error:
             # Nobody is left to answer: the streams end, and `alive` turns false for the health check.
-            logger.exception("the engine thread has ended")
+            if not isinstance(error, EngineLostError):  # which the log has already
+                logger.exception("the engine thread has ended")
             self._dead = True
             self._tell()
             self._call(self._end_streams, "error")
+        finally:
+            self._engine.close()
+
+    def _lose(self) -> None:
+        """In any thread: let the engine's thread end, and tell who waits for that, even if it is held up."""
+        self._commands.put(_end_lost)
+        self._call(self._lost.set)
 
     def _take_commands(self, engine: Engine) -> bool:
         """Carry out what has been asked, waiting when there is nothing else to do; False to end."""
@@ -310,6 +330,8 @@ class AsyncEngine:
     def _step(self, engine: Engine) -> list[RequestOutput]:
         try:
             return engine.step()
+        except EngineLostError:
+            raise
         except Exception:
             # The step's requests are lost, the engine is not: their slots are freed and the next step starts clean.
             logger.exception("an engine step failed")
@@ -343,6 +365,10 @@ class AsyncEngine:
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _end_lost(engine: Engine) -> None:
+    raise EngineLostError(engine.lost)
 
 
 def _reading(keys: Sequence[bytes], first: int) -> Callable[[Engine], Contents]:

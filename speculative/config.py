@@ -35,6 +35,8 @@ class EngineConfig:
     Trees that are drafted elsewhere may have ``remote_tree_nodes``, or as many as are drafted here where that is more.
     With a ``memory_limit`` less is kept of ended texts, and fewer are decoded together, where that is what it takes to fit.
     ``compile`` makes machine code of the networks, on CPUs with a C++ compiler: "auto" where it can and pays.
+    The target's layers are shared by ``tensor_parallel_size`` processes, each on a GPU of its own, or with ``num_threads`` of the
+    CPU (None: an equal part of them).
     """
 
     model: str = BUNDLED
@@ -57,10 +59,11 @@ class EngineConfig:
     num_threads: int | None = None
     memory_limit: MemoryLimit | None = None
     compile: Compile = "auto"
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         """Refuse sizes that cannot work, naming the setting."""
-        for name in ("max_num_seqs", "prefill_chunk", "draft_depth", "draft_breadth", "draft_nodes"):
+        for name in ("max_num_seqs", "prefill_chunk", "draft_depth", "draft_breadth", "draft_nodes", "tensor_parallel_size"):
             if getattr(self, name) < 1:
                 raise EngineLoadError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 2:

@@ -21,6 +21,7 @@ from speculative.errors import InvalidRequestError
 from speculative.logprobs import text_logprobs
 from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.prefixes import Prefixes
+from speculative.ranks import Ranks
 from speculative.remote.memory import MemoryReader
 from speculative.replayed_verification import ReplayedVerification
 from speculative.request import Grammar, OfferedTree, Request, RequestOutput, TokenLogprob
@@ -40,7 +41,7 @@ class Engine:
 
     ``before_pass`` is called whenever the target is about to run, which takes the interpreter from nobody.
     ``compiled`` holds graphs that stand in for parts of a step, by name: see ``compiling``; ``replayed`` for all of the target's
-    work on a tree: see ``replaying``.
+    work on a tree: see ``replaying``. ``ranks`` are the processes that share the target with this one, if there are any.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         self.largest_shape = largest_shape
         self.compiled: dict[str, CompiledGraph] = {}
         self.replayed: ReplayedVerification | None = None
+        self.ranks: Ranks | None = None
         self.eos_token_ids = eos_token_ids
         self._texts = Texts(tokenizer, info.vocab_size, eos_token_ids)
         self.clock = StepClock()
@@ -103,6 +105,23 @@ class Engine:
         """What those who draft elsewhere are told."""
         sizes = self.memory.bytes_by_format if self.memory is not None else {}
         return RemoteInfo(tuple(sorted(self.eos_token_ids)), self.cache.scratch - 1, sizes)
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be computed any more; None while all is well."""
+        return None if self.ranks is None else self.ranks.lost
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called, from any thread, once ``lost`` says something."""
+        if self.ranks is not None:
+            self.ranks.when_lost = call
+        if self.lost is not None:
+            call()
+
+    def close(self) -> None:
+        """End what an engine has of other processes; it cannot be used afterwards."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError (ContextLengthError) for a request that cannot run."""

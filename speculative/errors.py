@@ -8,7 +8,8 @@ EngineError
 ├── InvalidMemoryError         bytes are no drafter memory of the agreed format
 ├── ProtocolError              what a peer of the client-server protocol sent cannot be used
 ├── EngineNotReadyError        the model is still loading, or the engine is draining
-│   └── ServerUnreachableError an edge's server cannot be reached, or does not take this edge
+│   ├── ServerUnreachableError an edge's server cannot be reached, or does not take this edge
+│   └── EngineLostError        a process that holds a part of the model has ended, or does not answer
 └── EngineStepError            a step failed; the requests in it ended with "error"
 """
 
@@ -68,6 +69,10 @@ class ServerUnreachableError(EngineNotReadyError):
     def __init__(self, message: str, *, permanent: bool = False) -> None:
         super().__init__(message)
         self.permanent = permanent
+
+
+class EngineLostError(EngineNotReadyError):
+    """A process that holds a part of the model has ended, or does not answer: nothing can be computed any more."""
 
 
 class EngineStepError(EngineError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from models.config import ARCHITECTURES, is_moa
-from models.digest import digest_samples
+from models.digest import digest_samples, weight_samples
 from models.eagle import ARCHITECTURE as EAGLE
 from models.errors import CheckpointError
 from models.llama import Llama
@@ -24,6 +25,7 @@ from models.loader import (
     load_drafter,
     load_eagle,
     load_target,
+    load_tokenizer,
     optimize_for_inference,
     read_json,
     resolve,
@@ -44,10 +46,11 @@ from speculative.drafters.prediction import PredictionDrafter
 from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
-from speculative.errors import EngineLoadError
+from speculative.errors import EngineLoadError, EngineLostError
 from speculative.memory_measuring import keep_few_kernels, memory_needs, resident_bytes
 from speculative.packages import compiles
 from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
+from speculative.ranks import Ranks
 from speculative.replaying import replay_engine, replays
 
 logger = logging.getLogger("moaserve.engine")
@@ -65,14 +68,17 @@ MOA_WINDOW = 64
 def load_engine(config: EngineConfig) -> Engine:
     """Load target, tokenizer and drafter; raises EngineLoadError with what is wrong."""
     keep_few_kernels()
-    try:
-        return _load(config)
-    except (CheckpointError, OSError) as error:
-        raise EngineLoadError(str(error)) from error
+    with ExitStack() as failed:
+        try:
+            engine = _load(config, failed)
+        except (CheckpointError, EngineLostError, OSError) as error:
+            raise EngineLoadError(str(error)) from error
+        failed.pop_all()
+        return engine
 
 
-def _load(config: EngineConfig) -> Engine:
-    engine = load_uncompiled(config)
+def _load(config: EngineConfig, failed: ExitStack) -> Engine:
+    engine = load_uncompiled(config, failed)
     if _compiles(config, engine.target, engine.taps):
         compile_engine(engine, config)
     else:
@@ -92,19 +98,36 @@ def _load(config: EngineConfig) -> Engine:
 
 def _compiles(config: EngineConfig, target: Llama, taps: tuple[int, ...] = ()) -> bool:
     """Whether to compile for a drafter with ``taps``; raises EngineLoadError where it was asked for and cannot be."""
-    inner = any(tap < target.config.num_layers for tap in taps)
-    hidden = "this drafter reads inner layers of the target, which a compiled one hides" if inner else None
-    return compiles(config.compile, target, target.device, hidden)
+    reason = None
+    if any(tap < target.config.num_layers for tap in taps):
+        reason = "this drafter reads inner layers of the target, which a compiled one hides"
+    if config.tensor_parallel_size > 1:
+        reason = f"with --tensor-parallel-size {config.tensor_parallel_size} layers wait for other processes, which no graph can"
+    return compiles(config.compile, target, target.device, reason)
 
 
-def load_uncompiled(config: EngineConfig) -> Engine:
-    """An engine whose weights are as they were loaded, neither packed nor compiled."""
+def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> Engine:
+    """An engine whose weights are as they were loaded, neither packed nor compiled.
+
+    ``failed`` is told what to end where the engine comes to nothing: the processes that share its target.
+    """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = torch_device(config.device)
     dtype = torch_dtype(config.dtype, device)
     folder = resolve_target(config.model)
-    target, tokenizer = load_target(folder, dtype=dtype, device=device)
+    ranks: Ranks | None = None
+    if config.tensor_parallel_size > 1:
+        from speculative.sharing import first_device, load_shared, start_ranks  # half a second to import
+
+        device = first_device(config, device)
+        ranks = start_ranks(config, folder, dtype, device)
+        if failed is not None:
+            failed.callback(ranks.close)
+        target: Llama = load_shared(folder, ranks, dtype, device)
+        tokenizer = load_tokenizer(folder)
+    else:
+        target, tokenizer = load_target(folder, dtype=dtype, device=device)
     length = config.max_model_len or target.config.max_position_embeddings
     if length > target.config.max_position_embeddings:
         raise EngineLoadError(
@@ -154,21 +177,24 @@ def load_uncompiled(config: EngineConfig) -> Engine:
         if limit is not None:
             plan = plan.within(limit, keeps_tokens=config.prefix_cache_tokens is not None)
             engine.resize(plan.num_seqs, plan.kept_tokens)
-    except RuntimeError as error:
+    except (RuntimeError, EngineLostError) as error:
         if not _lacks_memory(error):
             raise
         raise EngineLoadError(
             f"no room for the keys and values of {config.max_num_seqs} sequences of {length} tokens: "
             "lower --max-num-seqs or --max-model-len"
         ) from error
-    logger.info("memory: %s", plan.describe())
+    logger.info("memory%s: %s", "" if ranks is None else f" of rank 0 of {ranks.size}", plan.describe())
     engine.info = replace(engine.info, memory=plan.parts)
+    engine.ranks = ranks
     return engine
 
 
-def _lacks_memory(error: RuntimeError) -> bool:
-    """CPUs have no exception of their own for it."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def _lacks_memory(error: Exception) -> bool:
+    """CPUs have no exception of their own for it, nor do other processes."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        said in str(error) for said in ("can't allocate memory", "out of memory")
+    )
 
 
 def pair_fingerprint(target: Llama, network: nn.Module | None) -> str:
@@ -180,7 +206,8 @@ def _fingerprint(target: Llama, network: nn.Module | None, dtype: torch.dtype | 
     """What names the contents of key-value caches: the weights that they come from, and the types of their numbers."""
     digest = blake2b(digest_size=16)
     for module in (target, *(() if network is None else (network,))):
-        digest_samples(module, digest, dtype=dtype)
+        samples = module.weight_samples() if isinstance(module, Llama) else weight_samples(module)
+        digest_samples(samples, digest, dtype=dtype)
     return digest.hexdigest()
 
 

@@ -21,8 +21,8 @@ MOST_REMEMBERED = 512
 
 
 def replays(config: EngineConfig, device: torch.device) -> bool:
-    """Whether to record graphs."""
-    return device.type == "cuda" and config.compile != "off"
+    """Whether to record graphs; what several processes compute together is not."""
+    return device.type == "cuda" and config.compile != "off" and config.tensor_parallel_size == 1
 
 
 def replay_engine(engine: Engine, record: Recorder | None = None) -> None:

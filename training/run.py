@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from models.config import DecoderConfig, MoAConfig
-from models.digest import checkpoint_digest
 from models.eagle import Eagle, EagleConfig
 from models.llama import Llama
 from models.loader import load_drafter, load_eagle, load_target, resolve, resolve_target, target_config
@@ -25,6 +24,7 @@ from training.data import Corpus, load_corpus
 from training.errors import ConfigError
 from training.resizing import resized
 from training.run_config import RunConfig
+from training.target_digest import checkpoint_digest
 from training.tasks.base import Task
 from training.tasks.eagle import EagleTask
 from training.tasks.independent import IndependentTask

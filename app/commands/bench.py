@@ -36,6 +36,7 @@ def offline(
     max_model_len: options.MaxModelLen = None,
     num_threads: options.NumThreads = None,
     compile: options.Compile = None,
+    tensor_parallel_size: options.TensorParallelSize = None,
     drafter: options.Drafter = None,
     draft_policy: options.DraftPolicy = None,
     draft_depth: options.DraftDepth = None,
@@ -92,6 +93,7 @@ def answers(
     device: options.Device = None,
     num_threads: options.NumThreads = None,
     compile: options.Compile = None,
+    tensor_parallel_size: options.TensorParallelSize = None,
     max_num_seqs: options.MaxNumSeqs = 16,
 ) -> None:
     """How often a target is right, greedily: its first tool call of a dialogue, the number in "The answer is …", small talk.
@@ -137,6 +139,7 @@ def predictions(
     device: options.Device = None,
     num_threads: options.NumThreads = None,
     compile: options.Compile = None,
+    tensor_parallel_size: options.TensorParallelSize = None,
 ) -> None:
     """Predicted outputs: passes and time for answers that are known but for some edits, against the drafter alone.
 
@@ -183,6 +186,7 @@ def watching(
     device: options.Device = None,
     num_threads: options.NumThreads = None,
     compile: options.Compile = None,
+    tensor_parallel_size: options.TensorParallelSize = None,
 ) -> None:
     """What recording metrics costs: tokens per second with and without it, in turn, and its processor time alone.
 

@@ -63,13 +63,24 @@ MemoryLimit = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
-NumThreads = Annotated[int | None, typer.Option(help="CPU threads. (default: PyTorch's choice)", rich_help_panel=ENGINE)]
+NumThreads = Annotated[
+    int | None,
+    typer.Option(help="CPU threads, of each process where there are several. (default: PyTorch's choice)", rich_help_panel=ENGINE),
+]
 Compile = Annotated[
     str | None,
     typer.Option(
         help="Compile the networks for this CPU: auto, on or off. Takes half a minute to some minutes, once; decoding is then some "
         "three times faster for small models. On a GPU steps are recorded as CUDA graphs, unless it is off. "
         "(default: auto: where there is a C++ compiler and the model is small)",
+        rich_help_panel=ENGINE,
+    ),
+]
+TensorParallelSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes that share the model, one a GPU: for models larger than one GPU. It must divide the model's number of KV "
+        "heads. (default: 1)",
         rich_help_panel=ENGINE,
     ),
 ]

@@ -91,6 +91,7 @@ def serve(
     num_threads: options.NumThreads = None,
     memory_limit: options.MemoryLimit = None,
     compile: options.Compile = None,
+    tensor_parallel_size: options.TensorParallelSize = None,
     drafter: options.Drafter = None,
     draft_policy: options.DraftPolicy = None,
     draft_depth: options.DraftDepth = None,

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import typer
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
         async def wait_ready(self) -> None:
             """Return once it is loaded; raises EngineError where it cannot be."""
+
+        async def wait_lost(self) -> NoReturn:
+            """Raise EngineLostError should nothing be computable any more; wait for that for ever."""
 
         async def drain(self, timeout: float) -> bool:
             """Take no new requests and wait up to ``timeout`` seconds for the running ones."""
@@ -80,7 +83,7 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
         app = create_app(settings, engine)
     except SettingsError as error:
         options.fail(str(error), code=2)
-    failure: EngineError | None = None
+    failure: str | None = None
     edges: dict[str, Any] = {}
     if app.state.serving.remote is not None:
         edges = {
@@ -90,7 +93,7 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
         }
 
     class Server(uvicorn.Server):
-        """Announces the loaded model, stops when it cannot be loaded, and admits nothing more once it is told to stop."""
+        """Announces the loaded model, stops when that fails or is lost, and admits nothing more once it is told to stop."""
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             draining = asyncio.create_task(engine.drain(settings.shutdown_timeout))
@@ -111,13 +114,15 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
 
         async def _announce(self) -> None:
             nonlocal failure
+            saying = f"cannot load {what}: "
             try:
                 await engine.wait_ready()
-            except EngineError as error:
-                failure = error
-                self.should_exit = True
-            else:
                 _print_welcome(settings, listener, engine)
+                saying = ""
+                await engine.wait_lost()
+            except EngineError as error:
+                failure = f"{saying}{error}"
+                self.should_exit = True
 
     server = Server(uvicorn.Config(app, **uvicorn_options(settings), **edges))
     # uvicorn takes the signals over a little later, and afterwards raises the one that stopped it once more, for whoever started
@@ -127,7 +132,7 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
     typer.echo(f"Loading {what} ...", err=True)
     server.run(sockets=[listener])
     if failure is not None:
-        typer.echo(f"moaserve: error: cannot load {what}: {failure}", err=True)
+        typer.echo(f"moaserve: error: {failure}", err=True)
         return 1
     if engine.alive:
         # It is still loading, somewhere in PyTorch, and an interpreter that ends around such a thread aborts.

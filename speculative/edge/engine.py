@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import NoReturn
 
 from transformers import PreTrainedTokenizerBase
 
@@ -61,6 +62,11 @@ class EdgeEngine:
         await self._ready.wait()
         if self._load_error is not None:
             raise self._load_error
+
+    async def wait_lost(self) -> NoReturn:
+        """As in AsyncEngine; an edge shares its drafter with no other process, so nothing is lost."""
+        while True:
+            await asyncio.Event().wait()
 
     async def stop(self) -> None:
         """End all texts and hang up; a load that is under way is left to itself."""

@@ -51,6 +51,14 @@ class ScriptedEngine:
         self.prefixes = Prefixes((), 0, None)
         self.clock = StepClock()
         self.before_pass: Callable[[], None] = lambda: None
+        self.lost: str | None = None
+        self.closed = False
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
 
     def validate(self, request: Request) -> None:
         assert len(request.prompt_token_ids) < CONTEXT

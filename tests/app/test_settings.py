@@ -80,6 +80,7 @@ def test_the_engine_gets_every_one_of_its_settings() -> None:
         "prefix_cache_tokens": 64,
         "num_threads": 1,
         "compile": "off",
+        "tensor_parallel_size": 2,
     }
     assert changed.keys() | {"memory_limit"} == {field.name for field in fields(EngineConfig)}
     settings = Settings(**changed, memory_limit="1.5 GiB")  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ FORMAT = 1
 class Facts:
     """What activations are of, and how they were made; equal facts give equal files.
 
-    ``target`` identifies a checkpoint (``models.digest.checkpoint_digest``), ``data`` the text as it was given and ``corpus`` what
+    ``target`` identifies a checkpoint (``target_digest.checkpoint_digest``), ``data`` the text as it was given and ``corpus`` what
     the target read, which are the same unless turns were regenerated. ``wanted_tokens`` of the text are kept, all where None.
     """
 

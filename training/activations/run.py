@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.digest import checkpoint_digest
 from models.loader import resolve_target
 from training.activations.config import ActivationsConfig
 from training.activations.index import Facts, Plan
@@ -13,6 +12,7 @@ from training.batches import Collated, conversations
 from training.beginning import corpora, load, rewritten, start
 from training.errors import TrainingInterrupted
 from training.needs import needs_of
+from training.target_digest import checkpoint_digest
 
 
 def make(config: ActivationsConfig) -> Path:
