@@ -29,6 +29,8 @@ from tests.speculative.conftest import N0, request, run, tokens
 from tests.speculative.shared.conftest import LoadEngine, other
 from tests.speculative.test_engine import mixed_requests
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize("family", ["llama-biases", "qwen2-tied", "qwen3-tied", "mistral-head-dim"])
 def test_logits_of_all_kinds_of_targets_are_close(load: LoadEngine, family: str, tmp_path: Path) -> None:
@@ -163,6 +165,7 @@ def test_processes_end_with_the_first_however_that_ends() -> None:
 
 
 def test_a_process_that_cannot_load_says_why(tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
     started = ranks.Ranks.start(2, tmp_path / "nothing", dtype=torch.float32, device=torch.device("cpu"), num_threads=1)
     try:
         with pytest.raises(EngineLostError, match=r"rank 1 of 2 .*: .*nothing has no config\.json"):
