@@ -9,6 +9,7 @@ EngineError
 ├── ProtocolError              what a peer of the client-server protocol sent cannot be used
 ├── EngineNotReadyError        the model is still loading, or the engine is draining
 │   └── ServerUnreachableError an edge's server cannot be reached, or does not take this edge
+├── ReplicaLostError           a replica has died, or stops: another can go on
 └── EngineStepError            a step failed; the requests in it ended with "error"
 """
 
@@ -68,6 +69,14 @@ class ServerUnreachableError(EngineNotReadyError):
     def __init__(self, message: str, *, permanent: bool = False) -> None:
         super().__init__(message)
         self.permanent = permanent
+
+
+class ReplicaLostError(EngineError):
+    """A replica has died, is out of reach, or takes no requests; ``replica`` names it, "" where nobody knows which."""
+
+    def __init__(self, message: str, replica: str = "") -> None:
+        super().__init__(message)
+        self.replica = replica
 
 
 class EngineStepError(EngineError):
