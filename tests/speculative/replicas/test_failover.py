@@ -21,7 +21,7 @@ from speculative.request import Grammar, Request, RequestOutput, SamplingParams,
 from tests.speculative.conftest import run
 from tests.speculative.replicas.fleets import LocalFleet
 
-FAULTS = 300
+FAULTS = 200
 KINDS: list[dict[str, object]] = [
     {"temperature": 0.0},
     {"temperature": 0.9},
@@ -189,17 +189,17 @@ async def test_a_failed_step_is_tried_once_elsewhere(make_speller: MakeSpeller, 
     expected = Text.of(run(make_speller("none"), [asked(1)])["text-1"])
     async with replicated(make_speller, spelling, 3) as (engine, fleet):
 
-        def fail_next_step(_engine: Engine) -> list[RequestOutput]:
+        def fail(_engine: Engine, *_: object) -> object:
+            raise RuntimeError("a fault")
+
+        def fail_once(_engine: Engine, *_: object) -> object:
             monkeypatch.undo()
             raise RuntimeError("a fault")
 
-        monkeypatch.setattr(Engine, "step", fail_next_step)
+        monkeypatch.setattr(Engine, "_verify", fail_once)
         assert_same(await written(engine, asked(1)), expected)
-
-        def fail(_engine: Engine) -> list[RequestOutput]:
-            raise RuntimeError("a fault")
-
-        monkeypatch.setattr(Engine, "step", fail)
+        assert engine.num_failovers == 1
+        monkeypatch.setattr(Engine, "_verify", fail)
         with pytest.raises(EngineStepError):
             await written(engine, replace(asked(1), request_id="again"))
     assert len({name for _, name in fleet.placed[-2:]}) == 2
