@@ -22,6 +22,7 @@ from app.commands.edge import edge
 from app.commands.evaluate import evaluate
 from app.commands.export_edge import export_edge
 from app.commands.export_gguf import export_gguf
+from app.commands.ray import ray
 from app.commands.serve import serve
 from app.commands.train import train
 from training.pretrain import pretrain_command
@@ -34,6 +35,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 cli.command()(serve)
+cli.command()(ray)
 cli.command()(edge)
 cli.command()(chat)
 cli.command("train")(train)

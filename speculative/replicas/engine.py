@@ -246,6 +246,10 @@ class ReplicatedEngine:
 
     def _changed(self) -> None:
         """The fleet says something else than before."""
+        if self._fleet.failure is not None and not self._models:
+            self._load_error = self._fleet.failure
+            self._ready.set()
+            return
         states = self.replicas
         if gone := self._known_replicas - states.keys():
             self._affinity.forget(gone)

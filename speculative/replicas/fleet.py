@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Protocol
 
+from speculative.errors import EngineError
 from speculative.replicas.messages import ReplicaState, Told, Wish
 from speculative.request import OfferedTree, Request
 
@@ -17,6 +18,10 @@ class Fleet(Protocol):
 
     async def stop(self) -> None:
         """Look no more."""
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why there will be no replica."""
 
     @property
     def states(self) -> Mapping[str, ReplicaState]:

@@ -61,7 +61,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """What a replica says of itself; ``model`` is where its target was loaded from, as `EngineConfig` has it."""
+    """What a replica says of itself; ``model`` is where its target was loaded from, as `EngineConfig` has it, ``pid`` its process."""
 
     model: str
     info: ModelInfo
@@ -70,3 +70,4 @@ class ReplicaState:
     ready: bool
     alive: bool
     busy_seconds: float
+    pid: int = 0

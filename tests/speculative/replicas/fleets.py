@@ -36,6 +36,7 @@ class LocalFleet:
         self._changed: Callable[[], None] = lambda: None
         self._more = asyncio.Condition()
         self.engines = engines
+        self.failure: EngineError | None = None
 
     async def start(self, changed: Callable[[], None]) -> None:
         self._changed = changed
