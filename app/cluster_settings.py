@@ -12,8 +12,8 @@ from app.settings import KeptBlocks, Settings
 class ClusterSettings(Settings):
     """What `moaserve ray` was told. ``max_num_seqs`` and all of the engine's settings are each replica's.
 
-    With ``max_replicas`` above ``replicas`` there are more of them under load. ``replica_cpus`` and ``replica_gpus`` are what Ray sets
-    aside for each. A request waits ``failover_timeout`` seconds for a replica. ``address`` is the cluster's (None: one of this
+    With ``max_replicas`` above ``replicas`` there are more of them under load. ``replica_cpus`` and ``replica_gpus`` are what Ray
+    sets aside for each. A request waits ``failover_timeout`` seconds for a replica. ``address`` is the cluster's (None: one of this
     machine's own, which ends with the command).
     """
 
@@ -39,7 +39,7 @@ class ClusterSettings(Settings):
 
     @property
     def kept_blocks(self) -> KeptBlocks | None:
-        """None: replicas keep blocks of key-value cache themselves (`ReplicaSettings`), so that no block goes through an ingress."""
+        """None: replicas keep blocks of key-value cache themselves (`ReplicaSettings`), so that none goes through an ingress."""
         return None
 
     def given(self) -> dict[str, Any]:

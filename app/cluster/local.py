@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -58,7 +59,7 @@ class LocalCluster:
                 most = self._settings.max_replicas or self._settings.replicas
                 cpus = (most + 1) * self._settings.replica_cpus + 1  # one more while replicas are replaced
                 own = {
-                    "num_cpus": max(cpus, os.cpu_count() or 1),
+                    "num_cpus": max(math.ceil(cpus), os.cpu_count() or 1),
                     "include_dashboard": False,
                     "object_store_memory": STORE_BYTES,
                     "_node_ip_address": "127.0.0.1",

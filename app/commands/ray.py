@@ -18,17 +18,22 @@ REPLICAS = "Replicas"
 
 
 def _replica_options(
-    replicas: Annotated[int | None, typer.Option(help="Engines, each with the model. (default: 2)", rich_help_panel=REPLICAS)] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Engines, each with the model. (default: 2)", rich_help_panel=REPLICAS)
+    ] = None,
     max_replicas: Annotated[
         int | None,
         typer.Option(help="As many under load, by their queues and KV caches. (default: as --replicas)", rich_help_panel=REPLICAS),
     ] = None,
     target_load: Annotated[
         float | None,
-        typer.Option(help="Share of slots, and of KV caches, above which there are to be more. (default: 0.8)", rich_help_panel=REPLICAS),
+        typer.Option(
+            help="Share of slots, and of KV caches, above which there are to be more. (default: 0.8)", rich_help_panel=REPLICAS
+        ),
     ] = None,
     replica_cpus: Annotated[
-        float | None, typer.Option(help="CPUs that Ray sets aside for each; parts of one too. (default: 1)", rich_help_panel=REPLICAS)
+        float | None,
+        typer.Option(help="CPUs that Ray sets aside for each; parts of one too. (default: 1)", rich_help_panel=REPLICAS),
     ] = None,
     replica_gpus: Annotated[
         float | None, typer.Option(help="GPUs that Ray sets aside for each. (default: 0)", rich_help_panel=REPLICAS)
@@ -50,10 +55,11 @@ def _replica_options(
 def ray(**given: Any) -> None:
     """Serve a model with several engines on Ray, as one server.
 
-    Takes the options of moaserve serve besides these; those of the engine hold for each replica. An answer whose replica dies goes on
-    at another, and is the same. On SIGHUP the settings are read anew (--config) and the replicas replaced, one after the other.
+    Takes the options of moaserve serve besides these; those of the engine hold for each replica. An answer whose replica dies
+    goes on at another, and is the same. On SIGHUP the settings are read anew (--config) and the
+    replicas replaced, one after the other.
 
-    Needs the extra: pip install 'moaserve[ray]'
+    Needs moaserve's extra ray.
 
     For example:
 

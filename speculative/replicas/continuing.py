@@ -13,8 +13,8 @@ from speculative.request import Request, RequestOutput, RequestStats
 class Continuation:
     """A request, what was written of it, and so what a replica is to be asked that goes on with it.
 
-    Noise depends on seed and position alone, and a text's seed is drawn here: so any replica writes the same. ``row_bytes`` are those
-    of a row of the drafter's memory, where that is sent. What is told counts times on this process's monotonic clock.
+    Noise depends on seed and position alone, and a text's seed is drawn here: so any replica writes the same. ``row_bytes`` are
+    those of a row of the drafter's memory, where that is sent. What is told counts times on this process's monotonic clock.
     """
 
     def __init__(self, request: Request, row_bytes: int = 0) -> None:

@@ -40,7 +40,9 @@ class ReplicatedEngine:
     and those that were begun stay with theirs.
     """
 
-    def __init__(self, fleet: Fleet, patience: float = 60.0, load: Callable[[ReplicaState], ServedModel] = ServedModel.load) -> None:
+    def __init__(
+        self, fleet: Fleet, patience: float = 60.0, load: Callable[[ReplicaState], ServedModel] = ServedModel.load
+    ) -> None:
         self._fleet, self._patience, self._load = fleet, patience, load
         self._models: dict[str, ServedModel] = {}  # by target; the one that came last is the last
         self._seen: list[str] = []
@@ -174,7 +176,7 @@ class ReplicatedEngine:
                     raise
                 lost, cause = stream.replica, error
             if losses > MOST_LOSSES:
-                raise EngineStepError(f"{losses} replicas were lost one after the other while they worked on this request") from cause
+                raise EngineStepError(f"{losses} replicas were lost one after the other while they had this request") from cause
             logger.warning("request %s goes on elsewhere at token %d: %s", stream.request.request_id, stream.length, cause)
             self.num_failovers += 1
             length = stream.length

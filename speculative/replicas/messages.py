@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Outputs of a request, none in the first message: it says who has taken it. ``time`` is now on the replica's monotonic clock."""
+    """Outputs of a request, none in the first message: it says who has taken it. ``time`` is the replica's monotonic clock's."""
 
     replica: str
     time: float
@@ -61,7 +61,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """What a replica says of itself; ``model`` is where its target was loaded from, as `EngineConfig` has it, ``pid`` its process."""
+    """What a replica says of itself; ``model`` is where its target is loaded from, as `EngineConfig` has it."""
 
     model: str
     info: ModelInfo

@@ -25,7 +25,7 @@ class Replica:
 
 
 class LocalFleet:
-    """Engines under names; one that is killed answers nobody any more, and its engine goes on under another name when it is revived."""
+    """Engines under names; one that is killed answers nobody, and its engine goes on under another name when it is revived."""
 
     def __init__(self, engines: list[AsyncEngine]) -> None:
         self._numbers = itertools.count()

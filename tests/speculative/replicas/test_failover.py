@@ -80,7 +80,9 @@ def asked(number: int, seeded: bool = True) -> Request:
 
 
 @asynccontextmanager
-async def replicated(make: MakeSpeller, spelling: Path, count: int = 3, patience: float = 20.0) -> AsyncIterator[tuple[ReplicatedEngine, LocalFleet]]:
+async def replicated(
+    make: MakeSpeller, spelling: Path, count: int = 3, patience: float = 20.0
+) -> AsyncIterator[tuple[ReplicatedEngine, LocalFleet]]:
     fleet = LocalFleet([AsyncEngine(lambda: make("moa", max_num_seqs=4)) for _ in range(count)])
     engine = ReplicatedEngine(fleet, patience, lambda state: ServedModel.of(state, load_tokenizer(spelling)))
     await engine.start()
@@ -185,7 +187,9 @@ async def test_a_request_that_ends_replicas_is_given_up(make_speller: MakeSpelle
         await asyncio.gather(*reviving)
 
 
-async def test_a_failed_step_is_tried_once_elsewhere(make_speller: MakeSpeller, spelling: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_step_is_tried_once_elsewhere(
+    make_speller: MakeSpeller, spelling: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = Text.of(run(make_speller("none"), [asked(1)])["text-1"])
     async with replicated(make_speller, spelling, 3) as (engine, fleet):
 
