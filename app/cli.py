@@ -14,6 +14,7 @@ from app.commands.bench_gateway import gateway
 from app.commands.bench_gpu import gpu
 from app.commands.bench_network import network
 from app.commands.bench_peers import peers
+from app.commands.bench_replicas import replicas
 from app.commands.bench_servers import lossless, turns
 from app.commands.bench_serving import serving
 from app.commands.bench_soak import soak
@@ -53,6 +54,7 @@ bench.command()(fairness)
 bench.command()(soak)
 bench.command()(gpu)
 bench.command()(peers)
+bench.command()(replicas)
 cli.add_typer(bench)
 
 

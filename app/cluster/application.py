@@ -66,7 +66,7 @@ def engine_deployment(settings: ClusterSettings) -> Deployment:
         max_surge_percent=1,  # rounded up to one replica more: an update takes none away before another is ready
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
-        request_router_config=router_config(slack=settings.max_num_seqs / 4),
+        request_router_config=router_config(slack=settings.max_num_seqs),
         **options,
     )
 

@@ -11,7 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from app.cluster.router import replicas_of
+from app.cluster.board import replicas_of
 from speculative.errors import EngineError, EngineLoadError, EngineStepError, ReplicaLostError
 from speculative.replicas.messages import ReplicaState, Told, Wish
 from speculative.request import OfferedTree, Request

@@ -62,6 +62,7 @@ class LocalCluster:
                     "num_cpus": max(math.ceil(cpus), os.cpu_count() or 1),
                     "include_dashboard": False,
                     "object_store_memory": STORE_BYTES,
+                    "_system_config": {"worker_niceness": 0},  # engines are what this machine is for
                     "_node_ip_address": "127.0.0.1",
                 }
             ray.init(address=self._settings.address or "local", log_to_driver=False, configure_logging=False, **own)

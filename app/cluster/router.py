@@ -7,18 +7,9 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from app.cluster import board
 from speculative.replicas.messages import Wish
 from speculative.replicas.routing import SLACK, rank
-
-_KNOWN: dict[str, tuple[str, ...]] = {}
-
-
-def replicas_of(deployment: str) -> tuple[str, ...]:
-    """The names of a deployment's running replicas, as this process's router knows them.
-
-    Serve makes routers itself, and hands them to nobody: this is the one way to learn from them who there is.
-    """
-    return _KNOWN.get(deployment, ())
 
 
 class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Serve's mixins are untyped
@@ -54,7 +45,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Serve's mixins are
         self._note()
 
     def _note(self) -> None:
-        _KNOWN[self._deployment_id.name] = tuple(replica_id.unique_id for replica_id in self.curr_replicas)
+        board.note(self._deployment_id.name, (replica_id.unique_id for replica_id in self.curr_replicas))
 
 
 def router_config(**kwargs: Any) -> dict[str, Any]:

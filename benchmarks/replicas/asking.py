@@ -11,7 +11,22 @@ from typing import Any
 
 import httpx
 
-PLACES = ("Paris", "Oslo", "Lima", "Kyoto", "Cairo", "Quito", "Hanoi", "Sofia", "Accra", "Perth", "Turin", "Dakar", "Busan", "Malmö")
+PLACES = (
+    "Paris",
+    "Oslo",
+    "Lima",
+    "Kyoto",
+    "Cairo",
+    "Quito",
+    "Hanoi",
+    "Sofia",
+    "Accra",
+    "Perth",
+    "Turin",
+    "Dakar",
+    "Busan",
+    "Malmö",
+)
 WISHES = (
     "Find me a hotel in {} for two nights, please.",
     "What can I see in {} in one day?",

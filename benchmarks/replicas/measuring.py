@@ -141,7 +141,9 @@ class Update:
         return asdict(self)
 
 
-async def update(host: Hosted, settings: ClusterSettings, changes: dict[str, Any], streams: int, max_tokens: int, *, same: bool) -> Update:
+async def update(
+    host: Hosted, settings: ClusterSettings, changes: dict[str, Any], streams: int, max_tokens: int, *, same: bool
+) -> Update:
     """Replace all replicas under load; with ``same`` texts are compared with those from before."""
     expected = await asyncio.gather(*(ask(host.client, opening(number), max_tokens, number) for number in range(streams)))
     answers: list[tuple[int, Answer, float]] = []
