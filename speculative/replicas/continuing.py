@@ -6,8 +6,12 @@ import secrets
 import time
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Final
 
 from speculative.request import Request, RequestOutput, RequestStats
+
+BEFORE_OTHERS: Final = 2**64
+"""By how much the priority of a text that goes on is before its own: somebody reads it, and nobody what waits yet."""
 
 
 class Continuation:
@@ -54,6 +58,7 @@ class Continuation:
             self._request,
             request_id=f"{self._request.request_id}+{self.attempt}",
             params=params,
+            priority=self._request.priority - BEFORE_OTHERS,
             output_token_ids=self.tokens,
             text_length=self._request.text_length + self._characters,
             memory_from=self._memory_end,

@@ -142,6 +142,7 @@ async def test_texts_without_a_seed_go_on_with_the_one_that_was_drawn(make_spell
     first, second = fleet.asked
     assert first.params.seed is not None and first.params.seed == second.params.seed
     assert second.output_token_ids and second.request_id != first.request_id
+    assert second.priority < first.priority, "who has begun to read is not to wait for who has not"
     assert_same(text, Text.of(run(make_speller("none"), [first])[first.request_id]))
 
 
