@@ -23,7 +23,6 @@ class ClusterSettings(Settings):
     replica_cpus: float = Field(1.0, ge=0)
     replica_gpus: float = Field(0.0, ge=0)
     failover_timeout: float = Field(60.0, gt=0)
-    ingresses: int = Field(1, ge=1)
     address: str | None = Field(None, min_length=1)
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from ray import serve
@@ -14,28 +14,35 @@ from app.cluster.fleet import RayFleet
 from app.cluster.replica import EngineReplica
 from app.cluster.router import router_config
 from app.cluster_settings import ClusterSettings
+from app.settings import SettingsError
 from speculative.replicas.engine import ReplicatedEngine
 
-ENGINE = "engine"
-MOST_ONGOING = 100_000
+ENGINE: Final = "engine"
+MOST_ONGOING: Final = 100_000
 """Calls that Serve lets a replica have: requests wait in the engine, which knows their priorities."""
+
+SERVES_OWN: Final = frozenset({"address", "config", "forwarded_allow_ips", "host", "port", "ssl_certfile", "ssl_keyfile"})
+"""Settings of `moaserve ray` that its own HTTP server follows: here Ray's proxies listen."""
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """The application of a Serve config file, whose ``args`` are settings of `moaserve ray`.
+    """The application of a Serve config file, whose ``args`` are settings of `moaserve ray`, and the number of ``ingresses``.
 
-    Secrets are better in the environment of Ray's workers (MOASERVE_API_KEY, MOASERVE_REDIS_URL).
+    Raises SettingsError for settings that Serve has itself. Secrets are better in the environment of Ray's workers
+    (MOASERVE_API_KEY, MOASERVE_REDIS_URL).
     """
-    settings = ClusterSettings(**args)
+    if here := sorted(SERVES_OWN & args.keys()):
+        raise SettingsError(f"{', '.join(here)}: give these to Ray Serve (http_options), not to the application")
+    given = {name: value for name, value in args.items() if name != "ingresses"}
+    settings = ClusterSettings(**given)
     ingress = serve.deployment(
-        Ingress,
         name="ingress",
-        num_replicas=settings.ingresses,
+        num_replicas=int(args.get("ingresses", 1)),
         ray_actor_options={"num_cpus": 0.1},
         max_ongoing_requests=MOST_ONGOING,
         graceful_shutdown_timeout_s=settings.shutdown_timeout,
-    )
-    return ingress.bind(dict(args), engines(settings))
+    )(Ingress)
+    return ingress.bind(given, engines(settings))
 
 
 def engines(settings: ClusterSettings) -> Application:
@@ -57,7 +64,6 @@ def engine_deployment(settings: ClusterSettings) -> Deployment:
             }
         }
     return serve.deployment(
-        EngineReplica,
         name=ENGINE,
         ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
         max_ongoing_requests=MOST_ONGOING,
@@ -68,7 +74,7 @@ def engine_deployment(settings: ClusterSettings) -> Deployment:
         health_check_timeout_s=30.0,
         request_router_config=router_config(slack=settings.max_num_seqs),
         **options,
-    )
+    )(EngineReplica)
 
 
 @serve.ingress()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray.serve.config import AutoscalingContext
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
 
 
 def wanted(current: int, running: float, waiting: float, slots: float, kv: float, target: float) -> int:
@@ -31,6 +32,7 @@ def wanted_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         return sum((metrics.get(name) or {}).values())
 
     slots = total("slots") / len(told)
+    assert context.config is not None, "a policy comes with a configuration"
     target = context.config.target_ongoing_requests / slots
     queued = float(context.total_queued_requests or 0)
     return (

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from app.cluster.board import replicas_of
 from speculative.errors import EngineError, EngineLoadError, EngineStepError, ReplicaLostError
@@ -57,7 +57,7 @@ class RayFleet:
 
     async def generate(self, request: Request, wish: Wish) -> AsyncGenerator[Told, None]:
         """As in Fleet."""
-        response = self._deployed().generate.remote(request, wish=wish)
+        response: DeploymentResponseGenerator[Told] = self._deployed().generate.remote(request, wish=wish)
         ended, replica = False, ""
         try:
             async for told in response:

@@ -27,7 +27,7 @@ class EngineReplica:
     Every method's ``wish`` is for the router that chooses the replica.
     """
 
-    async def __init__(self, given: Mapping[str, Any]) -> None:
+    async def __init__(self, given: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._settings = settings = ReplicaSettings(**given)
         configure(settings.log_level, settings.log_format)
         self._name: str = serve.get_replica_context().replica_id.unique_id

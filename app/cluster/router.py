@@ -12,12 +12,12 @@ from speculative.replicas.messages import Wish
 from speculative.replicas.routing import SLACK, rank
 
 
-class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Serve's mixins are untyped
+class AffinityRouter(RequestRouter):
     """Goes by the ``wish`` of a call (`Wish`) and by how many calls each replica has."""
 
-    def initialize_state(self, slack: float = SLACK) -> None:
+    def initialize_state(self, **kwargs: Any) -> None:
         """``slack``: see `rank`."""
-        self._slack = slack
+        self._slack: float = kwargs.get("slack", SLACK)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

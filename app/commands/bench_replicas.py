@@ -54,7 +54,7 @@ def replicas(
     }  # fmt: skip
     if drafter is not None:
         given["drafter"] = drafter
-    cluster = {"replicas": replicas, "replica_cpus": 0.3, "shutdown_timeout": 30}
+    cluster: dict[str, Any] = {"replicas": replicas, "replica_cpus": 0.3, "shutdown_timeout": 30}
     result: dict[str, Any] = {"settings": given | cluster}
 
     def tell(name: str, figures: dict[str, Any]) -> None:
