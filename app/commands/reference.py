@@ -52,7 +52,7 @@ _DEFAULT = re.compile(r"\s*\(default: (?P<words>.*)\)$", re.DOTALL)
 
 
 def configuration() -> str:
-    """The page as Markdown: a table for each panel of `moaserve serve --help`, in its order, and then what edges and replicas have besides."""
+    """The page as Markdown: a table for each panel of `moaserve serve --help`, then what edges and replicas have besides."""
     tables = _tables(serve, Settings, "##")
     own = _tables(edge, EdgeSettings, "###", shared=HttpSettings)
     of_replicas = _tables(ray, ClusterSettings, "###", shared=Settings)
