@@ -17,6 +17,7 @@ def replicas(
     parts: Annotated[str, typer.Option(help=f"What to measure, with commas: {', '.join(PARTS)}.")] = ",".join(PARTS),
     streams: Annotated[int, typer.Option(min=1, help="Texts at once under kills.")] = 16,
     kills: Annotated[int, typer.Option(min=1, help="Replicas to kill at random.")] = 50,
+    kill_seconds: Annotated[float, typer.Option(min=1, help="Seconds after which no more are killed.")] = 3600,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each text; a quarter of that in chats and updates.")] = 256,
     chats: Annotated[int, typer.Option(min=1, help="Chats of four turns.")] = 60,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of throughput, of each way in turn.")] = 5,
@@ -73,7 +74,7 @@ def replicas(
             if "chats" in wanted:
                 tell("chats", (await measuring.chat(host, chats, 4, 8, max_tokens // 4)).as_dict())
             if "kills" in wanted:
-                killed = await measuring.kill(host, kills, streams, max_tokens, seed)
+                killed = await measuring.kill(host, kills, streams, max_tokens, seed, kill_seconds)
                 tell("kills", killed.as_dict())
                 well = well and killed.same == killed.texts
                 await host.all_ready(replicas)

@@ -60,7 +60,8 @@ class Answer:
 def opening(number: int) -> list[Message]:
     """A chat's first message; ``number`` makes it its own."""
     wish = WISHES[number % len(WISHES)].format(PLACES[number // len(WISHES) % len(PLACES)])
-    return [{"role": "user", "content": f"{wish} I am traveller number {number}, on my way since {number * 7 % 31} days."}]
+    who = f"Traveller {number} of room {number * 7919 % 9973}, {number * 31 % 97} days on my way, writes:"
+    return [{"role": "user", "content": f"{who} {wish} I have {number * 13 % 89 + 10} dollars and {number % 7} friends with me."}]
 
 
 async def ask(

@@ -14,6 +14,7 @@ from typing import Any
 from app.cluster_settings import ClusterSettings
 from benchmarks.replicas.asking import FOLLOW_UPS, Answer, ask, opening
 from benchmarks.replicas.hosting import Hosted
+from speculative.prefix_cache import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,9 @@ class Kills:
         return asdict(self)
 
 
-async def kill(host: Hosted, kills: int, streams: int, max_tokens: int, seed: int = 0) -> Kills:
-    """Kill replicas at random, whenever two are ready, while ``streams`` seeded texts are written over and over."""
+async def kill(host: Hosted, kills: int, streams: int, max_tokens: int, seed: int = 0, most_seconds: float = 3600) -> Kills:
+    """Kill replicas at random, whenever two are ready, while ``streams`` seeded texts are written over and over; none
+    after ``most_seconds``."""
     chance = random.Random(seed)
     expected = await asyncio.gather(*(ask(host.client, opening(number), max_tokens, number) for number in range(streams)))
     if failed := [answer.error for answer in expected if answer.error]:
@@ -49,9 +51,10 @@ async def kill(host: Hosted, kills: int, streams: int, max_tokens: int, seed: in
         while not done.is_set():
             texts.append((number, await ask(host.client, opening(number), max_tokens, number)))
 
+    killed: set[int] = set()
+
     async def end_replicas() -> None:
-        killed: set[int] = set()
-        while len(killed) < kills:
+        while len(killed) < kills and time.monotonic() - began < most_seconds:
             ready = [state.pid for state in host.engine.replicas.values() if state.ready and state.pid not in killed]
             if len(ready) < 2:
                 await asyncio.sleep(0.1)
@@ -66,7 +69,7 @@ async def kill(host: Hosted, kills: int, streams: int, max_tokens: int, seed: in
     wrong = [(number, answer) for number, answer in texts if answer.error is None and answer.text != expected[number].text]
     failed_texts = [answer for _, answer in texts if answer.error is not None]
     return Kills(
-        kills,
+        len(killed),
         streams,
         len(texts),
         len(texts) - len(wrong) - len(failed_texts),
@@ -96,11 +99,11 @@ class Chats:
 async def chat(host: Hosted, chats: int, turns: int, concurrency: int, max_tokens: int) -> Chats:
     """Chats of several turns, ``concurrency`` at once, taken up again in another order each turn.
 
-    A turn has landed where its prefix is if at least half of the tokens of the turn before, its answer included, were cached: what
-    all chats have in common is less.
+    A turn has landed where its prefix is if the prompt of the turn before was cached, but for its last block: chats have less in
+    common. Its answer may be written in other tokens when it comes back.
     """
     histories = [opening(1000 + number) for number in range(chats)]
-    lengths, landed, known, cached = [0] * chats, 0, 0, 0
+    lengths, prompts, landed, known, cached = [0] * chats, [0] * chats, 0, 0, 0
     places = asyncio.Semaphore(concurrency)
 
     async def turn(number: int, which: int) -> None:
@@ -110,10 +113,10 @@ async def chat(host: Hosted, chats: int, turns: int, concurrency: int, max_token
         if answer.error is not None:
             raise RuntimeError(answer.error)
         if which:
-            landed += answer.cached_tokens >= lengths[number] / 2
+            landed += answer.cached_tokens >= BLOCK_TOKENS * (prompts[number] // BLOCK_TOKENS - 1)
             known += lengths[number]
             cached += min(answer.cached_tokens, lengths[number])
-        lengths[number] = answer.prompt_tokens + answer.tokens
+        lengths[number], prompts[number] = answer.prompt_tokens + answer.tokens, answer.prompt_tokens
         follow_up = {"role": "user", "content": FOLLOW_UPS[(number + which) % len(FOLLOW_UPS)]}
         histories[number] += [{"role": "assistant", "content": answer.text}, follow_up]
 

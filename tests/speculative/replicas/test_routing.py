@@ -29,8 +29,17 @@ def test_a_turn_goes_where_the_one_before_it_was() -> None:
 def test_what_all_have_in_common_speaks_for_nobody() -> None:
     affinity = Affinity()
     system = list(range(32))
-    affinity.learn(keys_of([*system, *range(900, 1000)]), "a")
+    for number in range(2):
+        affinity.learn(keys_of([*system, *range(900 - number, 1000)]), "a")
     assert affinity.near(keys_of([*system, *range(100, 200)])) == ()
+    assert affinity.near(keys_of([*system, *range(100, 120)])) == ("a",), "but where it is most of the prompt"
+
+
+def test_an_answer_that_is_written_in_other_tokens_does_not_hide_its_question() -> None:
+    affinity = Affinity()
+    question = list(range(40))
+    affinity.learn(keys_of([*question, *range(200, 300)]), "a")
+    assert affinity.near(keys_of([*question, *range(300, 400)])) == ("a",)
 
 
 def test_who_was_sent_it_last_comes_first_and_who_is_gone_is_forgotten() -> None:
