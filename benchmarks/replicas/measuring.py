@@ -37,8 +37,10 @@ class Kills:
 
 
 async def kill(host: Hosted, kills: int, streams: int, max_tokens: int, seed: int = 0, most_seconds: float = 3600) -> Kills:
-    """Kill replicas at random, whenever two are ready, while ``streams`` seeded texts are written over and over; none
-    after ``most_seconds``."""
+    """Kill replicas at random, whenever two are ready, while ``streams`` seeded texts are written over and over.
+
+    None is killed after ``most_seconds``.
+    """
     chance = random.Random(seed)
     expected = await asyncio.gather(*(ask(host.client, opening(number), max_tokens, number) for number in range(streams)))
     if failed := [answer.error for answer in expected if answer.error]:
