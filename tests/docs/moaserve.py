@@ -29,6 +29,7 @@ LESS = {
     "bench gateway": ["--rounds", "1", "--num-requests", "2", "--concurrency", "2", "--max-tokens", "4", "--compile", "off"],
     "bench fairness": ["--streams", "2", "--prompt-tokens", "300", "--repeats", "1", "--settling", "0.2", "--compile", "off"],
     "bench gpu": ["--shape", "tiny", "--batch", "1", "--num-prompts", "1", "--max-tokens", "4", "--device", "cpu"],
+    "bench replicas": ["--parts", "chats", "--replicas", "2", "--chats", "2", "--max-tokens", "16"],
     "bench watching": ["--rounds", "2", "--num-requests", "2", "--max-tokens", "4", "--compile", "off"],
 }
 ONCE = {"eval": ["--shape", "tree", "--temperature", "0"]}
