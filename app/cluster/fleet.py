@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
 from app.cluster.board import replicas_of
 from speculative.errors import EngineError, EngineLoadError, EngineStepError, ReplicaLostError
@@ -57,7 +57,7 @@ class RayFleet:
 
     async def generate(self, request: Request, wish: Wish) -> AsyncGenerator[Told, None]:
         """As in Fleet."""
-        response: DeploymentResponseGenerator[Told] = self._deployed().generate.remote(request, wish=wish)
+        response = cast("DeploymentResponseGenerator[Told]", self._deployed().generate.remote(request, wish=wish))
         ended, replica = False, ""
         try:
             async for told in response:
@@ -116,7 +116,7 @@ class RayFleet:
     async def _ask(self, name: str) -> None:
         """What a replica says of itself; of any replica where no ``name`` is known yet."""
         try:
-            response = self._unary().state.remote(wish=Wish(only=name))
+            response = cast("DeploymentResponse[tuple[str, ReplicaState]]", self._unary().state.remote(wish=Wish(only=name)))
             try:
                 found, state = await asyncio.wait_for(response, ANSWER_S)
                 self._states[found] = state

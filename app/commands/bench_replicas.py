@@ -61,6 +61,8 @@ def replicas(
     def tell(name: str, figures: dict[str, Any]) -> None:
         result[name] = figures
         typer.echo(f"{name}: {figures}")
+        if json is not None:
+            write_json(result, json)  # at once: what comes next may be stopped
 
     async def measure() -> bool:
         well = True
@@ -86,6 +88,4 @@ def replicas(
         return well
 
     well = asyncio.run(measure())
-    if json is not None:
-        write_json(result, json)
     raise typer.Exit(0 if well else 1)
