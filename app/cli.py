@@ -16,6 +16,7 @@ from app.commands.bench_gateway import gateway
 from app.commands.bench_gpu import gpu
 from app.commands.bench_network import network
 from app.commands.bench_peers import peers
+from app.commands.bench_replicas import replicas
 from app.commands.bench_servers import lossless, turns
 from app.commands.bench_serving import serving
 from app.commands.bench_soak import soak
@@ -24,6 +25,7 @@ from app.commands.edge import edge
 from app.commands.evaluate import evaluate
 from app.commands.export_edge import export_edge
 from app.commands.export_gguf import export_gguf
+from app.commands.ray import ray
 from app.commands.serve import serve
 from app.commands.train import train
 from training.activations.command import activations_command
@@ -37,6 +39,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 cli.command()(serve)
+cli.command()(ray)
 cli.command()(edge)
 cli.command()(chat)
 cli.command("train")(train)
@@ -57,6 +60,7 @@ bench.command()(costs)
 bench.command()(capacity)
 bench.command()(gpu)
 bench.command()(peers)
+bench.command()(replicas)
 cli.add_typer(bench)
 
 

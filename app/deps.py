@@ -70,7 +70,7 @@ class Serving:
     @classmethod
     def of(cls, settings: HttpSettings, engine: ServingEngine) -> Serving:
         """An engine, as ``settings`` say that it is to be served; raises SettingsError where they cannot be followed here."""
-        admission = Admission(settings.max_num_seqs, settings.max_queue_requests, settings.max_queue_tokens)
+        admission = Admission(settings.slots, settings.max_queue_requests, settings.max_queue_tokens)
         metrics = Metrics(vllm_names=settings.vllm_metric_names)
         stores = Stores.of(settings, metrics.store_observer(lambda: _model_name(settings, engine)))
         # Only settings of engines that have blocks say that they are kept.

@@ -80,6 +80,7 @@ def requests_for(
                     body.cache_salt or "",
                     revisable=True,
                     adaptive=body.speculative is None,
+                    session=body.prompt_cache_key or "",
                 )
             )
         serving.engine.validate(requests[-1])  # the choices of a prompt differ in nothing but their seed

@@ -99,6 +99,19 @@ EDGE_COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "edge_offline_tokens": ("Tokens that this edge's drafter has written alone, cut off from its server.", ()),
     "edge_corrected_tokens": ("Such tokens in whose place the server has put others when it was back.", ()),
 }
+REPLICA_LABEL: Final = "replica"
+"""On what an engine says of itself, where several serve together (`moaserve ray`)."""
+REPLICA_GAUGE: Final = (
+    "replicas",
+    "Engines that take requests, where several serve together (moaserve ray); elsewhere there is none.",
+)
+REPLICA_COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "replica_failovers": ("Texts that went on at another replica, as theirs was lost.", ()),
+    "replica_placements": (
+        "Texts given to a replica, by whether it was one that knows their beginning (near: true or false).",
+        ("near",),
+    ),
+}
 INFO: Final = (
     "model_info",
     "1; labels say what is served: the drafter, the data type, the device, tokens of context and the server's version.",

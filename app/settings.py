@@ -101,6 +101,11 @@ class HttpSettings(BaseSettings):
     max_num_seqs: int = Field(32, ge=1)
 
     @property
+    def slots(self) -> int:
+        """How many texts are written together, of all that this server has."""
+        return self.max_num_seqs
+
+    @property
     def kept_blocks(self) -> KeptBlocks | None:
         """None where there is no key-value cache to keep."""
         return None

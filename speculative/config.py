@@ -91,7 +91,8 @@ class ModelInfo:
     ``default_sampling`` holds the sampling keys of the model's generation_config.json (temperature, top_p, top_k, min_p,
     repetition_penalty), with ``temperature`` 0 where it says ``do_sample: false``. Engines of equal ``fingerprint`` can use each
     other's key-value cache; "" can use nobody's. Engines of equal ``pair`` have the same target and drafter, whatever type their
-    numbers are: an edge's bundle says of which pair it is. ``memory`` has the bytes that an engine takes when all is in use, by
+    numbers are: an edge's bundle says of which pair it is. Engines of equal ``target`` write the same texts, whoever drafts for
+    them: one can go on with what another has begun. ``memory`` has the bytes that an engine takes when all is in use, by
     what they are for (``memory.MemoryPlan``).
     """
 
@@ -105,6 +106,7 @@ class ModelInfo:
     created: int
     fingerprint: str = ""
     pair: str = ""
+    target: str = ""
     memory: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -10,6 +10,7 @@ EngineError
 ├── EngineNotReadyError        the model is still loading, or the engine is draining
 │   ├── ServerUnreachableError an edge's server cannot be reached, or does not take this edge
 │   └── EngineLostError        a process that holds a part of the model has ended, or does not answer
+├── ReplicaLostError           a replica has died, or stops: another can go on
 └── EngineStepError            a step failed; the requests in it ended with "error"
 """
 
@@ -73,6 +74,14 @@ class ServerUnreachableError(EngineNotReadyError):
 
 class EngineLostError(EngineNotReadyError):
     """A process that holds a part of the model has ended, or does not answer: nothing can be computed any more."""
+
+
+class ReplicaLostError(EngineError):
+    """A replica has died, is out of reach, or takes no requests; ``replica`` names it, "" where nobody knows which."""
+
+    def __init__(self, message: str, replica: str = "") -> None:
+        super().__init__(message)
+        self.replica = replica
 
 
 class EngineStepError(EngineError):

@@ -154,6 +154,7 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
         created=int(time.time()),
         fingerprint=_fingerprint(target, network),
         pair=pair_fingerprint(target, network),
+        target=_fingerprint(target, None),
     )
     kept = config.max_num_seqs * length // 2 if config.prefix_cache_tokens is None else config.prefix_cache_tokens
     resident, limit = resident_bytes(), config.memory_limit

@@ -103,7 +103,8 @@ class Request:
     looks at it (noise, penalties, grammar, limits). Whoever has ``text_length`` characters of their text is told the
     rest. Of a ``revisable`` one an output may take back what others before it have told (`Written`).
 
-    For one that is not ``adaptive`` drafts are made even where the policy finds that they do not pay.
+    For one that is not ``adaptive`` drafts are made even where the policy finds that they do not pay. Of several engines
+    requests of one ``session`` are best given to the same.
     """
 
     request_id: str
@@ -119,6 +120,7 @@ class Request:
     text_length: int = 0
     revisable: bool = False
     adaptive: bool = True
+    session: str = ""
 
     @property
     def given_token_ids(self) -> tuple[int, ...]:

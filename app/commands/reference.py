@@ -12,7 +12,9 @@ import typer
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from app.cluster_settings import ClusterSettings
 from app.commands.edge import edge
+from app.commands.ray import ray
 from app.commands.serve import serve
 from app.edge_settings import EdgeSettings
 from app.settings import ENV_PREFIX, HttpSettings, Settings
@@ -40,16 +42,21 @@ EDGE = """## moaserve edge
 `moaserve edge` ([edge.md](edge.md)) takes what is above under Server, Who may ask, Stored responses and Metrics, and of Sessions
 what is about Redis, and no other of these settings. Its own:
 """
+RAY = """## moaserve ray
+
+`moaserve ray` ([ray.md](ray.md)) takes all settings of `moaserve serve`, the engine's for each replica, and these:
+"""
 FIRST_PANEL = "Server"
 HEADER = "| option | variable | key | values | default | meaning |\n|---|---|---|---|---|---|\n"
 _DEFAULT = re.compile(r"\s*\(default: (?P<words>.*)\)$", re.DOTALL)
 
 
 def configuration() -> str:
-    """The page as Markdown: a table for each panel of `moaserve serve --help`, in its order, and then what edges have besides."""
+    """The page as Markdown: a table for each panel of `moaserve serve --help`, then what edges and replicas have besides."""
     tables = _tables(serve, Settings, "##")
     own = _tables(edge, EdgeSettings, "###", shared=HttpSettings)
-    return "\n".join((INTRODUCTION, *tables, EDGE, *own))
+    of_replicas = _tables(ray, ClusterSettings, "###", shared=Settings)
+    return "\n".join((INTRODUCTION, *tables, EDGE, *own, RAY, *of_replicas))
 
 
 def _tables(

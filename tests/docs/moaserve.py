@@ -32,6 +32,7 @@ LESS = {
     "bench gpu": ["--shape", "tiny", "--batch", "1", "--num-prompts", "1", "--max-tokens", "4", "--device", "cpu"],
     "bench costs": ["--batches", "1", "--steps", "2", "--repeats", "1", "--conversations", "2", "--requests", "1"],
     "bench capacity": ["--seconds", "5", "--sessions", "1000"],
+    "bench replicas": ["--parts", "chats", "--replicas", "2", "--chats", "2", "--max-tokens", "16"],
     "bench watching": ["--rounds", "2", "--num-requests", "2", "--max-tokens", "4", "--compile", "off"],
 }
 ONCE = {"eval": ["--shape", "tree", "--temperature", "0"]}

@@ -1,0 +1,102 @@
+"""What `moaserve ray` starts: engines on a Ray cluster, of this machine's own or another, for an ingress in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, Final
+
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from app.cluster.application import engines
+from app.cluster.fleet import RayFleet
+from app.cluster_settings import ClusterSettings
+from speculative.replicas.engine import ReplicatedEngine
+
+logger = logging.getLogger("moaserve.replicas")
+
+APPLICATION: Final = "moaserve"
+STORE_BYTES: Final = 128 * 2**20
+"""Ray's store of large objects. Messages are small, and go another way."""
+
+
+class LocalCluster:
+    """Deploys engines. ``reload`` brings other settings to replace them with, one after the other, on SIGHUP."""
+
+    def __init__(self, settings: ClusterSettings, reload: Callable[[], ClusterSettings] | None = None) -> None:
+        self._settings, self._reload = settings, reload
+        self._is_ours = False
+        self._deploying = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def engine(self) -> ReplicatedEngine:
+        """The engines as one."""
+        return ReplicatedEngine(RayFleet(self._open, self._close), self._settings.failover_timeout)
+
+    async def _open(self) -> DeploymentHandle[Any]:
+        async with self._deploying:
+            handle = await asyncio.to_thread(self._begin)
+        if self._reload is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._replace_soon)
+        return handle
+
+    async def _close(self) -> None:
+        async with self._deploying:
+            await asyncio.to_thread(self._end)
+
+    def _begin(self) -> DeploymentHandle[Any]:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if not ray.is_initialized():
+            self._is_ours = True
+            own: dict[str, Any] = {}
+            if self._settings.address is None:
+                most = self._settings.max_replicas or self._settings.replicas
+                cpus = (most + 1) * self._settings.replica_cpus + 1  # one more while replicas are replaced
+                own = {
+                    "num_cpus": max(math.ceil(cpus), os.cpu_count() or 1),
+                    "include_dashboard": False,
+                    "object_store_memory": STORE_BYTES,
+                    "_system_config": {"worker_niceness": 0},  # engines are what this machine is for
+                    "_node_ip_address": "127.0.0.1",
+                }
+            ray.init(address=self._settings.address or "local", log_to_driver=False, configure_logging=False, **own)
+        serve.start(proxy_location="Disabled")
+        return self._deploy(self._settings)
+
+    def _deploy(self, settings: ClusterSettings) -> DeploymentHandle[Any]:
+        return serve.run(engines(settings), name=APPLICATION, route_prefix=None)
+
+    def _end(self) -> None:
+        if ray.is_initialized():
+            serve.delete(APPLICATION)
+            if self._is_ours:
+                if self._settings.address is None:
+                    serve.shutdown()
+                ray.shutdown()
+
+    async def replace(self, settings: ClusterSettings) -> None:
+        """A rolling update: replicas give way to others with these settings, and no request fails. Returns when all have."""
+        async with self._deploying:
+            await asyncio.to_thread(self._deploy, settings)
+            self._settings = settings
+
+    def _replace_soon(self) -> None:
+        async def replace() -> None:
+            assert self._reload is not None
+            try:
+                await self.replace(self._reload())
+                logger.info("all replicas have been replaced")
+            except SystemExit:
+                logger.error("the settings cannot be used: replicas go on as they were")
+            except Exception:
+                logger.exception("the replicas could not be replaced")
+
+        task = asyncio.create_task(replace())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
