@@ -3,12 +3,14 @@
 # PYTHON_IMAGE   what it is built on; Debian with Python 3.11 or newer
 # DEVICE         cpu, or cuda: torch with CUDA's libraries, 5 GB more
 # TORCH_INDEX    a package index to take torch from, e.g. https://download.pytorch.org/whl/cu128
+# EXTRAS         what else is installed, by commas: otel (traces), ray (moaserve ray, which is 300 MB)
 # WITH_COMPILER  1: g++, so that `--compile auto` compiles small models for the CPU (docs/self-hosting.md)
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 ARG DEVICE=cpu
 ARG TORCH_INDEX=
+ARG EXTRAS=otel
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 # pip up to 25.2 reads the first of the two where it builds packages, and newer ones the second.
@@ -27,8 +29,9 @@ RUN set -eu; \
         in_venv install --no-deps --retries 0 --timeout 10 --index-url https://download.pytorch.org/whl/cpu "$torch" \
             || echo 'CPU index not reachable: taking torch from the default index'; \
     fi; \
-    python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *project['optional-dependencies']['otel'], sep='\n')" >requirements.txt; \
+    python -c "import tomllib; import os; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+extras = [name for name in os.environ['EXTRAS'].split(',') if name]; \
+print(*project['dependencies'], *(each for name in extras for each in project['optional-dependencies'][name]), sep='\n')" >requirements.txt; \
     in_venv install --requirement requirements.txt; \
     if [ "$DEVICE" = cpu ]; then in_venv uninstall --yes triton; fi
 # Apart from its dependencies, so that a new version of ours is a small layer.

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from fastapi.routing import APIRoute
 
+from app.cluster_settings import ClusterSettings
 from app.routes.health import router
 from app.settings import ENV_PREFIX, Settings
 from speculative.memory import parse_size
@@ -366,6 +367,31 @@ def test_what_ray_serve_is_told_keeps_to_its_schema() -> None:
     config = schema.ServeDeploySchema.model_validate(yaml.safe_load(RAY["serveConfigV2"]))
     ports = {port["name"]: port["containerPort"] for port in containers(BUILT["ray"]["RayService", "moaserve"])[1]["ports"]}
     assert config.http_options.port == ports["serve"]
+
+
+def test_the_ray_service_runs_what_the_serve_config_file_does() -> None:
+    ours, file = yaml.safe_load(RAY["serveConfigV2"]), yaml.safe_load((ROOT / "deploy/ray/serve.yaml").read_text())
+    (application,), (of_file,) = ours["applications"], file["applications"]
+    for name in ("name", "route_prefix", "import_path"):
+        assert application[name] == of_file[name]
+    assert {name: ours[name] for name in ("proxy_location", "http_options")} == {
+        name: file[name] for name in ("proxy_location", "http_options")
+    }
+    args = application["args"]
+    settings = ClusterSettings(**{name: value for name, value in args.items() if name != "ingresses"})
+    worker = next(each for each in RAY["rayClusterConfig"]["workerGroupSpecs"])
+    # One replica on a node of two CPUs, with its proxy and an ingress: so as many pods as replicas.
+    assert (worker["minReplicas"], worker["maxReplicas"]) == (settings.replicas, settings.max_replicas)
+
+
+def test_the_servers_metrics_are_scraped_of_one_ray_pod_alone() -> None:
+    endpoints = BUILT["monitoring"]["PodMonitor", "moaserve-ray"]["spec"]["podMetricsEndpoints"]
+    head, worker = (
+        {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+        for template in templates(BUILT["ray"]["RayService", "moaserve"])
+    )
+    assert [endpoint["port"] for endpoint in endpoints] == ["metrics", "http"]
+    assert head["http"] == worker["serve"] and "http" not in worker and "metrics" in head and "metrics" in worker
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
