@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final, cast
@@ -57,7 +58,7 @@ class RayFleet:
 
     async def generate(self, request: Request, wish: Wish) -> AsyncGenerator[Told, None]:
         """As in Fleet."""
-        response = cast("DeploymentResponseGenerator[Told]", self._deployed().generate.remote(request, wish=wish))
+        response = cast("DeploymentResponseGenerator[Told]", _called(self._deployed().generate, request, wish=wish))
         ended, replica = False, ""
         try:
             async for told in response:
@@ -80,7 +81,7 @@ class RayFleet:
         if replica not in replicas_of(self._deployed().deployment_name):
             raise ReplicaLostError("the replica is gone", replica)
         try:
-            failure = await self._unary().offer.remote(request_id, tree, wish=Wish(only=replica))
+            failure = await _called(self._unary().offer, request_id, tree, wish=Wish(only=replica))
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(str(error).splitlines()[0], replica) from error
         if failure is not None:
@@ -116,7 +117,7 @@ class RayFleet:
     async def _ask(self, name: str) -> None:
         """What a replica says of itself; of any replica where no ``name`` is known yet."""
         try:
-            response = cast("DeploymentResponse[tuple[str, ReplicaState]]", self._unary().state.remote(wish=Wish(only=name)))
+            response = cast("DeploymentResponse[tuple[str, ReplicaState]]", _called(self._unary().state, wish=Wish(only=name)))
             try:
                 found, state = await asyncio.wait_for(response, ANSWER_S)
                 self._states[found] = state
@@ -128,3 +129,12 @@ class RayFleet:
             self._changed()
         finally:
             del self._asking[name]
+
+
+def _called(method: DeploymentHandle[Any], *arguments: Any, **named: Any) -> Any:
+    """The response to a call that Serve takes for a request of its own.
+
+    All calls made for one HTTP request have its id otherwise, and of those that wait for a replica at once (choices of a prompt,
+    an edge's text and its trees) a router would answer one for another, and forget one.
+    """
+    return contextvars.Context().run(method.remote, *arguments, **named)
