@@ -33,6 +33,7 @@ def furnish(folder: Path, block: Block) -> None:
     make = shutil.which("make")
     scripts = {
         "moaserve": _PROGRAM.format(python=sys.executable, arguments="-m tests.docs.moaserve"),
+        "accelerate": _PROGRAM.format(python=sys.executable, arguments="-m accelerate.commands.accelerate_cli"),
         "python": _PROGRAM.format(python=sys.executable, arguments=""),
     }
     if make is not None:
