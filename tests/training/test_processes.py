@@ -168,7 +168,19 @@ def test_the_documented_command_trains_and_one_process_reports(base: dict[str, A
     launcher = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes", "2"]
     limits = ["--max-steps", "2", "--accumulate", "2", "--batch-tokens", "256", "--max-length", "128", "--threads", "1"]
     command = [
-        *("accelerate", "launch", *launcher, "--no_python", sys.executable, "-m", "app.cli", "train", *limits),
+        *(
+            sys.executable,
+            "-m",
+            "accelerate.commands.accelerate_cli",
+            "launch",
+            *launcher,
+            "--no_python",
+            sys.executable,
+            "-m",
+            "app.cli",
+            "train",
+            *limits,
+        ),
         *("--target", str(target_folder), "--data", base["data"], "--activations", str(base["out"] / "whole-target-1")),
         *("--out", str(out), "--cache", str(base["cache"]), "--dtype", "float32", "--device", "cpu"),
     ]
