@@ -92,7 +92,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All of it, as it is now; nothing before there is a model."""
         try:
-            model_name, told = self._model_name(), self._told()
+            model_name, _, told = self._model_name(), self._engine.info, self._told()
         except EngineError:
             return  # nothing to tell before there is a model
         more = (REPLICA_LABEL,) if isinstance(self._engine, Several) else ()
@@ -127,7 +127,6 @@ class EngineCollector(Collector):
     def _told(self) -> list[_Told]:
         engine = self._engine
         if isinstance(engine, Several):
-            engine.info  # noqa: B018  # raises before there is a model
             return [_Told((name,), state.status, _Replica(state)) for name, state in sorted(engine.replicas.items())]
         return [_Told((), engine.status(), engine)]
 

@@ -32,7 +32,7 @@ from speculative.telling import Telling
 from speculative.texts import Texts
 from speculative.timing import StepClock
 from speculative.tree import DraftTree
-from speculative.validation import check_request, check_tree
+from speculative.validation import check_runnable, check_tree
 from speculative.verification import Acceptance
 
 
@@ -125,16 +125,7 @@ class Engine:
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError (ContextLengthError) for a request that cannot run."""
-        if request.params.grammar is not None:
-            self.check_grammar(request.params.grammar)
-        check_request(request, self.info)
-        if request.output_token_ids or request.text_length:
-            self._begin(request)
-        if request.memory is not None and not (request.remote and request.params.speculative and self.memory):
-            raise InvalidRequestError(
-                "memory is for remote requests with drafts, and this engine needs a MoA drafter of N = 0 for it",
-                param="memory",
-            )
+        check_runnable(request, self.info, self._texts, sends_memory=self.memory is not None)
 
     def check_grammar(self, grammar: Grammar) -> None:
         """As `Texts.check_grammar`."""
@@ -143,12 +134,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; raises InvalidRequestError."""
         self.validate(request)
-        self.scheduler.add(self._begin(request))
-
-    def _begin(self, request: Request) -> Sequence:
-        sequence = self._texts.begin(request, self.info.max_model_len)
-        sequence.take_output(self.eos_token_ids)
-        return sequence
+        self.scheduler.add(self._texts.resume(request, self.info.max_model_len))
 
     def offer(self, request_id: str, tree: OfferedTree) -> None:
         """Let a remote request go on with a tree, from the next step on; raises InvalidRequestError.

@@ -38,6 +38,12 @@ class Texts:
             prediction=Prediction(request.prediction) if request.prediction else None,
         )
 
+    def resume(self, request: Request, max_model_len: int) -> Sequence:
+        """The same with the output that the request brings; raises InvalidRequestError where that cannot be."""
+        sequence = self.begin(request, max_model_len)
+        sequence.take_output(self._eos_token_ids)
+        return sequence
+
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError for a grammar that cannot be followed; takes seconds for large ones. Any thread may ask."""
         if self._grammars is None:

@@ -6,6 +6,24 @@ from speculative.config import ModelInfo
 from speculative.errors import ContextLengthError, InvalidRequestError
 from speculative.request import OfferedTree, Request
 from speculative.sequence import Sequence
+from speculative.texts import Texts
+
+
+def check_runnable(request: Request, info: ModelInfo, texts: Texts, *, sends_memory: bool) -> None:
+    """Raise InvalidRequestError (ContextLengthError) for a request that an engine of this model cannot run.
+
+    ``sends_memory`` says whether it has a drafter whose memory can be sent.
+    """
+    if request.params.grammar is not None:
+        texts.check_grammar(request.params.grammar)
+    check_request(request, info)
+    if request.output_token_ids or request.text_length:
+        texts.resume(request, info.max_model_len)
+    if request.memory is not None and not (request.remote and request.params.speculative and sends_memory):
+        raise InvalidRequestError(
+            "memory is for remote requests with drafts, and this engine needs a MoA drafter of N = 0 for it",
+            param="memory",
+        )
 
 
 def check_request(request: Request, info: ModelInfo) -> None:

@@ -1,8 +1,9 @@
-"""Waiting with a limit."""
+"""Waiting with a limit, and without end."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 
 async def set_within(event: asyncio.Event, timeout: float) -> bool:
@@ -12,3 +13,9 @@ async def set_within(event: asyncio.Event, timeout: float) -> bool:
     except asyncio.TimeoutError:
         return False
     return True
+
+
+async def for_ever() -> NoReturn:
+    """Wait until cancelled."""
+    while True:
+        await asyncio.Event().wait()

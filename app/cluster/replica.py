@@ -14,6 +14,7 @@ from app.logs import configure
 from app.sessions.conversations import Conversations
 from app.sessions.observing import Unobserved
 from app.sessions.opening import Stores
+from app.watchdog import ailment
 from speculative.async_engine import AsyncEngine
 from speculative.errors import EngineError
 from speculative.replicas.host import answer
@@ -82,11 +83,8 @@ class EngineReplica:
 
     def check_health(self) -> None:
         """Serve puts another replica in the place of one that raises here."""
-        limit = self._settings.watchdog_timeout
-        if not self._engine.alive:
-            raise RuntimeError("the engine is not running")
-        if limit and self._engine.busy_seconds > limit:
-            raise RuntimeError(f"the engine has not finished a step for {limit:g} seconds")
+        if said := ailment(self._engine, self._settings.watchdog_timeout):
+            raise RuntimeError(said)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What `autoscaling.wanted_replicas` goes by."""

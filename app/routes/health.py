@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from app.deps import ServingDep
 from app.errors import UnavailableError
 from app.responses import Probe, refusals
+from app.watchdog import ailment
 
 logger = logging.getLogger("moaserve.app")
 router = APIRouter(tags=["health"], responses=refusals(403, 503))
@@ -17,12 +18,10 @@ router = APIRouter(tags=["health"], responses=refusals(403, 503))
 @router.get("/health")
 async def health(serving: ServingDep) -> Probe:
     """200 while the engine lives and works, loading included; restart the server otherwise."""
-    limit = serving.settings.watchdog_timeout
-    if not serving.engine.alive:
-        raise UnavailableError("The engine is not running.")
-    if limit and (busy := serving.engine.busy_seconds) > limit:
-        logger.error("the engine has been at one step for %.0f s", busy)
-        raise UnavailableError(f"The engine has not finished a step for {limit:g} seconds.")
+    if said := ailment(serving.engine, serving.settings.watchdog_timeout):
+        if serving.engine.alive:
+            logger.error("the engine has been at one step for %.0f s", serving.engine.busy_seconds)
+        raise UnavailableError(said)
     return Probe(status="ok")
 
 

@@ -11,13 +11,8 @@ import numpy as np
 
 from app.sessions.conversations import WORTHWHILE
 from benchmarks.capacity.costs import Costs
+from speculative.prefill_budget import PrefillBudget, ReadingCosts
 from speculative.prefix_cache import BLOCK_TOKENS
-
-FEWEST_READ = 16
-LEAST_READ_S = 0.01
-READ_SHARE = 2 / 3
-MOST_PROMPTS = 3
-"""How much of prompts a step reads beside running texts: as docs/architecture.md says of `speculative/prefill_budget.py`."""
 
 
 @dataclass(slots=True)
@@ -82,6 +77,7 @@ class Replica:
     _gained: float = 0.0
     _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1 << 62)))
     _steps: tuple[list[float], list[float]] = field(init=False)
+    _budget: PrefillBudget = field(init=False)
 
     def __post_init__(self) -> None:
         """Tabulate steps by batch, between those that are known and from the last two on."""
@@ -92,6 +88,7 @@ class Replica:
         seconds = np.interp(batches, known, [step.seconds for step in engine.steps])
         tokens = np.interp(batches, known, [step.tokens for step in engine.steps])
         self._steps = seconds.tolist(), tokens.tolist()
+        self._budget = PrefillBudget(engine.prefill_chunk, ReadingCosts(engine.read_pass, engine.read_token, engine.read_pair))
 
     def offer(self, turn: Turn) -> None:
         """A question that comes now: what is known of it is looked up, here and in Redis."""
@@ -123,7 +120,9 @@ class Replica:
         batch = len(self._running)
         seconds = self._steps[0][batch] + engine.step_context * self._context if batch else 0.0
         gained = self._steps[1][batch] if batch else 0.0
-        begun, reading = self._read(batch, seconds)
+        begun, reading = self._read(batch)
+        if batch:
+            self._budget.observe_step(batch, seconds)
         taken = seconds + reading
         if self.shares_core:
             taken += batch * gained * http.token_cpu + len(begun) * (http.request_cpu + http.token_cpu)
@@ -145,25 +144,20 @@ class Replica:
             ended.append(turn)
         return ended
 
-    def _read(self, batch: int, step: float) -> tuple[list[Turn], float]:
-        """Prompts read to their end by this step, and the seconds that reading takes."""
-        engine = self.costs.engine
+    def _read(self, batch: int) -> tuple[list[Turn], float]:
+        """Prompts read to their end by this step, as much as a server's budget allows, and the seconds that reading takes."""
+        engine, budget = self.costs.engine, self._budget
         free = engine.slots - batch
-        if not self._waiting or not free:
-            return [], 0.0
-        budget = max(LEAST_READ_S, READ_SHARE * step) * min(MOST_PROMPTS, len(self._waiting)) if batch else float("inf")
         begun: list[Turn] = []
-        taken, tokens = engine.read_pass, 0
-        while self._waiting and free and tokens < engine.prefill_chunk:
+        taken = 0.0
+        budget.begin(batch, len(self._waiting) - 1)
+        while self._waiting and free and budget.left:
             turn = self._waiting[0]
             behind = turn.known + turn.read
-            each = engine.read_token + engine.read_pair * behind
-            room = max((budget - taken) / each, 0.0 if tokens else FEWEST_READ) if each else float("inf")
-            part = int(min(turn.prompt - behind, engine.prefill_chunk - tokens, room))
-            if part <= 0:
+            part = budget.take(behind, turn.prompt - behind)
+            if not part:
                 break
-            taken += part * engine.read_token + part * (behind + part / 2) * engine.read_pair
-            tokens += part
+            taken += engine.read(part, behind)
             turn.read += part
             if turn.known + turn.read >= turn.prompt:
                 begun.append(self._waiting.popleft())

@@ -28,7 +28,7 @@ from speculative.remote.frames import Hello
 from speculative.remote.protocol import VERSION
 from speculative.request import Grammar, Request, RequestOutput
 from speculative.validation import check_request
-from speculative.waiting import set_within
+from speculative.waiting import for_ever, set_within
 
 logger = logging.getLogger("moaserve.edge")
 
@@ -65,8 +65,7 @@ class EdgeEngine:
 
     async def wait_lost(self) -> NoReturn:
         """As in AsyncEngine; an edge shares its drafter with no other process, so nothing is lost."""
-        while True:
-            await asyncio.Event().wait()
+        await for_ever()
 
     async def stop(self) -> None:
         """End all texts and hang up; a load that is under way is left to itself."""

@@ -22,7 +22,7 @@ from speculative.replicas.messages import ReplicaState, Told, Wish
 from speculative.replicas.models import ServedModel
 from speculative.replicas.summing import sum_of
 from speculative.request import Grammar, OfferedTree, Request, RequestOutput
-from speculative.waiting import set_within
+from speculative.waiting import for_ever, set_within
 
 logger = logging.getLogger("moaserve.replicas")
 
@@ -74,8 +74,7 @@ class ReplicatedEngine:
 
     async def wait_lost(self) -> NoReturn:
         """As in AsyncEngine; replicas that are lost are replaced, so nothing is lost for good."""
-        while True:
-            await asyncio.Event().wait()
+        await for_ever()
 
     async def stop(self) -> None:
         """Give no more work, and look at no replica any more."""

@@ -9,11 +9,11 @@ from transformers import PreTrainedTokenizerBase
 from models.errors import CheckpointError
 from models.loader import load_tokenizer, resolve_target
 from speculative.config import ModelInfo, RemoteInfo
-from speculative.errors import EngineLoadError, InvalidRequestError
+from speculative.errors import EngineLoadError
 from speculative.replicas.messages import ReplicaState
 from speculative.request import Request
 from speculative.texts import Texts
-from speculative.validation import check_request
+from speculative.validation import check_runnable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,7 @@ class ServedModel:
 
     def validate(self, request: Request) -> None:
         """Raise InvalidRequestError (ContextLengthError) for a request that cannot run: as `Engine.validate`."""
-        if request.params.grammar is not None:
-            self.texts.check_grammar(request.params.grammar)
-        check_request(request, self.info)
-        if request.output_token_ids or request.text_length:
-            self.texts.begin(request, self.info.max_model_len).take_output(frozenset(self.remote.eos_token_ids))
-        if request.memory is not None and not (request.remote and request.params.speculative and self.remote.memory_bytes):
-            raise InvalidRequestError(
-                "memory is for remote requests with drafts, and these engines need a MoA drafter of N = 0 for it",
-                param="memory",
-            )
+        check_runnable(request, self.info, self.texts, sends_memory=bool(self.remote.memory_bytes))
 
     def row_bytes(self, request: Request) -> int:
         """Bytes of a row of the memory that a request is sent; 0 where it is sent none."""

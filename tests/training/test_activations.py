@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from training.activations.run import make
 from training.config import TrainConfig
 from training.errors import ConfigError, TrainingInterrupted
 from training.run import train
+
+from .finished import log, weights
 
 Chats = Callable[[Path, int], Path]
 
@@ -66,17 +67,6 @@ def training(config: ActivationsConfig, out: Path, **settings: Any) -> TrainConf
         }
         | settings
     )
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = torch.load(max((folder / "checkpoints").glob("*.pt")), weights_only=True)["model"]
-    return state
-
-
-def log(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    times = ("elapsed", "tokens_per_second", "seconds")
-    return [{name: value for name, value in line.items() if name not in times} for line in lines]
 
 
 def files(folder: Path) -> dict[str, bytes]:

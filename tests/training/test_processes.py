@@ -19,6 +19,7 @@ from training.config import TrainConfig
 from training.errors import ConfigError
 from training.run import prepare
 
+from .finished import log, weights
 from .worker import do
 
 pytestmark = pytest.mark.integration
@@ -114,17 +115,6 @@ def runs(base: dict[str, Any], target_folder: Path) -> dict[str, tuple[Path, Pat
     for name in ("ended-by-two", "ended-by-one"):
         folders[name] = alone, base["out"] / name
     return folders
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = torch.load(max((folder / "checkpoints").glob("*.pt")), weights_only=True)["model"]
-    return state
-
-
-def log(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    times = ("elapsed", "tokens_per_second", "seconds")
-    return [{name: value for name, value in line.items() if name not in times} for line in lines]
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -23,6 +23,8 @@ from training.run import prepare, train
 from training.tasks.moa import MoATask
 from training.trainer import Trainer, rate_factor
 
+from .finished import weights
+
 
 @pytest.fixture
 def config(target_folder: Path, tmp_path: Path, write_chats: Callable[[Path, int], Path]) -> TrainConfig:
@@ -44,13 +46,6 @@ def config(target_folder: Path, tmp_path: Path, write_chats: Callable[[Path, int
 
 def changed(config: TrainConfig, **values: Any) -> TrainConfig:
     return dataclasses.replace(config, **values)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The float32 master weights of the newest checkpoint."""
-    newest = max((folder / "checkpoints").glob("*.pt"))
-    state: dict[str, torch.Tensor] = torch.load(newest, weights_only=True)["model"]
-    return state
 
 
 def log(folder: Path, kind: str) -> list[dict[str, Any]]:
