@@ -185,7 +185,7 @@ class Settings(HttpSettings):
     draft_policy: DraftPolicy = "adaptive"
     draft_depth: int = Field(8, ge=1)
     draft_breadth: int = Field(4, ge=1)
-    draft_nodes: int = Field(9, ge=1)
+    draft_nodes: int = Field(15, ge=1)
     draft_min_reach: float | None = Field(None, ge=0, le=1)
     draft_temperature: float = Field(1.0, gt=0)
     draft_lookup: int = Field(12, ge=0)

@@ -50,7 +50,7 @@ class EngineConfig:
     draft_policy: DraftPolicy = "adaptive"
     draft_depth: int = 8
     draft_breadth: int = 4
-    draft_nodes: int = 9
+    draft_nodes: int = 15
     draft_min_reach: float | None = None
     draft_temperature: float = 1.0
     draft_lookup: int = 12

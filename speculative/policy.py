@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import inf, isnan
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
 from speculative.costs import StepCosts, StepTimes
 from speculative.expectations import Expectations
@@ -146,10 +148,9 @@ class AdaptivePolicy:
         if tree.probabilities is None or not nodes or any(tree.straight):
             return tree
         size, usual = len(batch), self._of(len(batch))
-        reliability = torch.tensor([[self.expected.reliability(sequence) * sequence.drafts_here] for sequence in batch])
-        worth = (tree.probabilities.to("cpu", torch.float32) * reliability).nan_to_num_(nan=1.0).sum(dim=0).cumsum(dim=0).tolist()
+        worth = accumulate(self._worth(tree.probabilities, batch))
         best, count = 0.0, 0
-        longest = 2 * self.costs.plain(size) if self._trying else math.inf
+        longest = 2 * self.costs.plain(size) if self._trying else inf
         for number, gain in enumerate((0.0, *worth)):
             verification = self.costs.verification(size, number)
             rate = (size + gain) / (self._read + usual.draft + verification)
@@ -157,6 +158,15 @@ class AdaptivePolicy:
                 best, count = rate, number
         usual.nodes += _WEIGHT * (count - usual.nodes)
         return tree.cut(count) if count < nodes else tree
+
+    def _worth(self, probabilities: Tensor, batch: Many[Sequence]) -> Iterator[float]:
+        """Tokens that each node, of all texts together, is expected to bring; one whose probability is not known counts as sure.
+
+        ``probabilities`` [B, N]. In plain Python: for so few numbers PyTorch's operations take longer than a drafted level.
+        """
+        reliability = [self.expected.reliability(sequence) * sequence.drafts_here for sequence in batch]
+        for node in zip(*probabilities.tolist(), strict=True):
+            yield sum(1.0 if isnan(each) else each * kept for each, kept in zip(node, reliability, strict=True))
 
     def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
         """As in SpeculationPolicy."""
