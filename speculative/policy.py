@@ -20,6 +20,7 @@ PROBING = 0.005
 """Share of the time that may be lost on finding out whether drafts have come to pay."""
 
 _WEIGHT = 0.1
+_READING_WEIGHT = 0.1
 _LEVELS, _NODES = 3, 4
 """What drafts are taken to be before there were any."""
 
@@ -106,7 +107,8 @@ class AdaptivePolicy:
       as each request's drafts have kept what those promised, and by what rows cost at this batch size.
 
     Prompts are read for some time beside a step, whether it drafts or not. It belongs to the step: the longer it is, the more a
-    draft's tokens are worth beside what drafting takes longer.
+    draft's tokens are worth beside what drafting takes longer. Whether to draft goes by how long steps read of late, not by this one: at
+    every change back the drafter must be told what it has missed, and near capacity a prompt begins or ends every few steps.
 
     While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying. A trial
     holds all texts up: it waits while a prompt is read, which does so too, and verifies what goes into twice a plain step's time.
@@ -118,16 +120,18 @@ class AdaptivePolicy:
         self._usual: dict[int, _Usual] = {}
         self._allowance = 0.0
         self._trying = False
-        self._read = 0.0
+        self._read = self._reading = 0.0
 
     def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
         """As in SpeculationPolicy."""
+        self._read = read
+        self._reading += _READING_WEIGHT * (read - self._reading)
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
             return None
         size, costs, usual = len(batch), self.costs, self._of(len(batch))
-        self._read, plain = read, read + costs.plain(size)
-        seconds = read + usual.draft + costs.verification(size, usual.nodes)
+        plain = self._reading + costs.plain(size)
+        seconds = self._reading + usual.draft + costs.verification(size, usual.nodes)
         gain = sum(self.expected.gain(sequence) for sequence in drafting)
         rate = (size + gain) / seconds
         self._trying = rate * plain < size and all(sequence.request.adaptive for sequence in drafting)
