@@ -19,7 +19,7 @@ def gpu(
         list[int] | None, typer.Option(min=1, help="Texts at once. Give it again for more. (default: 1, 8 and 32)")
     ] = None,
     nodes: Annotated[
-        list[int] | None, typer.Option(min=8, help="Nodes verified of each text. Give it again for more. (default: 9)")
+        list[int] | None, typer.Option(min=8, help="Nodes verified of each text. Give it again for more. (default: 15)")
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=0, help="Prompts that the bundled pair then decodes; 0: none.")] = 32,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated for each.")] = 128,

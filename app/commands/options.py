@@ -134,7 +134,7 @@ DraftWindow = Annotated[
 DraftNodes = Annotated[
     int | None,
     typer.Option(
-        help="Candidates verified in one pass of the model, as many as --draft-depth or more. (default: 9)",
+        help="Candidates verified in one pass of the model, as many as --draft-depth or more. (default: 15)",
         rich_help_panel=SPECULATION,
     ),
 ]
