@@ -38,7 +38,7 @@ def gpu(
 
       moaserve bench gpu --json gpu.json
 
-      moaserve bench gpu --shape 8b --batch 1 --nodes 9 --nodes 31 --num-prompts 0
+      moaserve bench gpu --shape 8b --batch 1 --nodes 15 --nodes 31 --num-prompts 0
     """
     config = options.engine_config({"dtype": dtype, "device": device, "max_num_seqs": 1})
     import json as writing
@@ -52,7 +52,7 @@ def gpu(
     with loading.clear_errors():
         where = torch_device(config.device)
     kind, cuda = torch_dtype(config.dtype, where), where.type == "cuda"
-    shapes, batches, counts = shape or (["8b", "1b"] if cuda else ["tiny"]), batch or [1, 8, 32], nodes or [9]
+    shapes, batches, counts = shape or (["8b", "1b"] if cuda else ["tiny"]), batch or [1, 8, 32], nodes or [15]
     if unknown := [name for name in shapes if name not in measuring.SHAPES]:
         options.fail(f"--shape {unknown[0]}: there are {', '.join(measuring.SHAPES)}")
     speed = measuring.bandwidth(where, 1024 if cuda else 64)
