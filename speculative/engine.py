@@ -244,7 +244,9 @@ class Engine:
         return sequence.append(accepted[0].tokens, 0, logprobs, self.eos_token_ids)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
-        read = 0.0 if self.scheduler.prefilling is None else self.clock.of_step["prefill"]
+        # Where others wait to be read, what counts is work: reading is as much of it whether drafts come beside it or not.
+        reads = self.scheduler.prefilling is not None and not self.scheduler.waiting
+        read = self.clock.of_step["prefill"] if reads else 0.0
         shape = self.policy.shape(batch, read=read) if self.drafter is not None else None
         if shape is not None and self.telling.catch_up():
             self._told += self.clock.end("commit", usual=False)

@@ -50,6 +50,8 @@ class SpeculationPolicy(Protocol):
     def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
         """Limits of this step's trees, or None where nothing is to be drafted; it has read a prompt for ``read`` seconds already.
 
+        0 where other prompts wait behind that one.
+
         The drafter may have to be told what it has missed, a portion between two steps: then the same is asked again.
         """
 
@@ -107,8 +109,8 @@ class AdaptivePolicy:
       as each request's drafts have kept what those promised, and by what rows cost at this batch size.
 
     Prompts are read for some time beside a step, whether it drafts or not. It belongs to the step: the longer it is, the more a
-    draft's tokens are worth beside what drafting takes longer. Whether to draft goes by how long steps read of late, not by this one: at
-    every change back the drafter must be told what it has missed, and near capacity a prompt begins or ends every few steps.
+    draft's tokens are worth beside what drafting takes longer. Whether to draft goes by how long steps read of late, not by this
+    one: at every change back the drafter must be told what it missed, and near capacity a prompt begins or ends every few steps.
 
     While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying. A trial
     holds all texts up: it waits while a prompt is read, which does so too, and verifies what goes into twice a plain step's time.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 import pytest
 import torch
 
@@ -97,6 +99,27 @@ def test_beside_a_prompt_that_takes_its_time_drafts_pay_that_would_not() -> None
     assert not beside[0] and beside == sorted(beside)
     after = [made.shape(batch) is not None for _ in range(30)]
     assert after[0] and not after[-1]
+
+
+def test_reading_counts_where_nobody_waits_behind_it(make_engine: MakeEngine) -> None:
+    """Beside one prompt a step is as long as it is; where more wait, all work delays them, and reading is the same either way."""
+    seen: list[tuple[bool, float]] = []
+
+    class Noting(FixedPolicy):
+        def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
+            seen.append((bool(engine.scheduler.waiting), read))
+            return super().shape(batch, read=read)
+
+    engine = make_engine(max_num_seqs=3, prefill_chunk=16, max_model_len=400)
+    engine.policy = Noting(LARGEST)
+    engine.add(request("runs", [5, 9, 23], max_tokens=200))
+    engine.step()
+    for first, name in enumerate(("reads", "waits")):
+        engine.add(request(name, [7 + first, 20] * 90, max_tokens=2))
+    while engine.has_work:
+        engine.step()
+    assert {read for waiting, read in seen if waiting} == {0.0}
+    assert any(read > 0 for waiting, read in seen if not waiting)
 
 
 def test_a_tree_is_the_larger_the_longer_a_step_reads() -> None:
