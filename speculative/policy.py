@@ -20,7 +20,6 @@ PROBING = 0.005
 """Share of the time that may be lost on finding out whether drafts have come to pay."""
 
 _WEIGHT = 0.1
-_READING_WEIGHT = 0.1
 _LEVELS, _NODES = 3, 4
 """What drafts are taken to be before there were any."""
 
@@ -50,7 +49,7 @@ class SpeculationPolicy(Protocol):
     def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
         """Limits of this step's trees, or None where nothing is to be drafted; it has read a prompt for ``read`` seconds already.
 
-        0 where other prompts wait behind that one.
+        ``read`` is 0 where other prompts wait behind that one.
 
         The drafter may have to be told what it has missed, a portion between two steps: then the same is asked again.
         """
@@ -122,18 +121,18 @@ class AdaptivePolicy:
         self._usual: dict[int, _Usual] = {}
         self._allowance = 0.0
         self._trying = False
-        self._read = self._reading = 0.0
+        self._read = self._usual_read = 0.0
 
     def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
         """As in SpeculationPolicy."""
         self._read = read
-        self._reading += _READING_WEIGHT * (read - self._reading)
+        self._usual_read += _WEIGHT * (read - self._usual_read)
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
             return None
         size, costs, usual = len(batch), self.costs, self._of(len(batch))
-        plain = self._reading + costs.plain(size)
-        seconds = self._reading + usual.draft + costs.verification(size, usual.nodes)
+        plain = self._usual_read + costs.plain(size)
+        seconds = self._usual_read + usual.draft + costs.verification(size, usual.nodes)
         gain = sum(self.expected.gain(sequence) for sequence in drafting)
         rate = (size + gain) / seconds
         self._trying = rate * plain < size and all(sequence.request.adaptive for sequence in drafting)

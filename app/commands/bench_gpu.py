@@ -19,7 +19,8 @@ def gpu(
         list[int] | None, typer.Option(min=1, help="Texts at once. Give it again for more. (default: 1, 8 and 32)")
     ] = None,
     nodes: Annotated[
-        list[int] | None, typer.Option(min=8, help="Nodes verified of each text. Give it again for more. (default: 15)")
+        list[int] | None,
+        typer.Option(min=8, help="Nodes verified of each text. Give it again for more. (default: as many as servers verify)"),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=0, help="Prompts that the bundled pair then decodes; 0: none.")] = 32,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated for each.")] = 128,
@@ -52,7 +53,7 @@ def gpu(
     with loading.clear_errors():
         where = torch_device(config.device)
     kind, cuda = torch_dtype(config.dtype, where), where.type == "cuda"
-    shapes, batches, counts = shape or (["8b", "1b"] if cuda else ["tiny"]), batch or [1, 8, 32], nodes or [15]
+    shapes, batches, counts = shape or (["8b", "1b"] if cuda else ["tiny"]), batch or [1, 8, 32], nodes or [config.draft_nodes]
     if unknown := [name for name in shapes if name not in measuring.SHAPES]:
         options.fail(f"--shape {unknown[0]}: there are {', '.join(measuring.SHAPES)}")
     speed = measuring.bandwidth(where, 1024 if cuda else 64)
