@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models import causal_attention
 from models.cached_attention import cached_attention as attend_to_cache
 from models.kv_cache import KVCache, KVWindow
 from models.layers import Attend
@@ -65,8 +66,11 @@ def masked_attention(batch: int, num_heads: int, num_kv_heads: int, mask: Tensor
 
     def attend(queries: Tensor, kv: Tensor) -> Tensor:
         head_dim = queries.shape[-1] // num_heads
-        keys, values = kv.view(batch, -1, 2, num_kv_heads, head_dim).unbind(2)
-        return full_attention(queries.view(batch, -1, num_heads, head_dim), keys, values, mask, causal=causal).flatten(0, 1)
+        rows, both = queries.view(batch, -1, num_heads, head_dim), kv.view(batch, -1, 2, num_kv_heads, head_dim)
+        if causal and causal_attention.suits(rows):
+            return causal_attention.causal_attention(rows, both).flatten(2).flatten(0, 1)
+        keys, values = both.unbind(2)
+        return full_attention(rows, keys, values, mask, causal=causal).flatten(0, 1)
 
     return attend
 

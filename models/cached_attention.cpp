@@ -46,94 +46,21 @@ at::Tensor by_pytorch(const at::Tensor& queries, const at::Tensor& kv, const at:
 
 #ifdef MOASERVE_AMX
 
+using tiles::first_words;
 using tiles::kTile;
 using tiles::kTileBytes;
+using tiles::kTileFloats;
+using tiles::multiply;
+using tiles::Operand;
+using tiles::transpose;
 
 constexpr int64_t kBlock = 32;        // cache rows of a step: what one row of a tile holds in bfloat16
 constexpr int64_t kChunk = 4;         // blocks whose scores are kept at a time, so that they stay in the first-level cache
 constexpr int64_t kAhead = 2;         // blocks that are fetched before they are read
 constexpr int64_t kFew = 4;           // rows of which four cache rows' scores fit one vector
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kTileFloats = kTile * kTile;
 constexpr int kHidden = 0xFF80;       // -inf in bfloat16
 constexpr int64_t kSmallest = 1024;   // cache rows times tiles of queries that are worth another thread, some 10 µs
-
-using tiles::Operand;
-
-// Sums over `steps` of the products of M tiles, of which the first `rows` rows count, by N tiles; `out` has one tile after the other,
-// M-major, and is added to on request.
-template <int M, int N>
-AMX void multiply(Operand a, int64_t rows, Operand b, int64_t steps, float* out, bool add) {
-  if (!tiles::by_tiles()) {
-    for (int64_t tile = 0; tile * kTile < rows; ++tile) {
-      const int64_t count = std::min(kTile, rows - tile * kTile), most = tiles::rows_at_once(count);
-      for (int64_t row = 0; row < count; row += most) {
-        const Operand some{a.data + tile * a.tile + row * a.row, a.row, a.tile, a.step};
-        const tiles::Sums to{out + tile * N * kTileFloats + row * kTile, kTile, kTileFloats};
-        tiles::multiply_few<N>(some, std::min(most, count - row), b, steps, to, add);
-      }
-    }
-    return;
-  }
-  constexpr int64_t kOutRow = 64;
-  if (add) {
-    _tile_loadd(0, out, kOutRow);
-    if constexpr (N > 1) _tile_loadd(1, out + kTileFloats, kOutRow);
-    if constexpr (M > 1) _tile_loadd(2, out + N * kTileFloats, kOutRow);
-    if constexpr (M > 1 && N > 1) _tile_loadd(3, out + 3 * kTileFloats, kOutRow);
-  } else {
-    _tile_zero(0);
-    if constexpr (N > 1) _tile_zero(1);
-    if constexpr (M > 1) _tile_zero(2);
-    if constexpr (M > 1 && N > 1) _tile_zero(3);
-  }
-  for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step) {
-    _tile_loadd(4, a.data, a.row);
-    _tile_loadd(6, b.data, b.row);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (N > 1) {
-      _tile_loadd(7, b.data + b.tile, b.row);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (M > 1) {
-      _tile_loadd(5, a.data + a.tile, a.row);
-      _tile_dpbf16ps(2, 5, 6);
-    }
-    if constexpr (M > 1 && N > 1) _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, out, kOutRow);
-  if constexpr (N > 1) _tile_stored(1, out + kTileFloats, kOutRow);
-  if constexpr (M > 1) _tile_stored(2, out + N * kTileFloats, kOutRow);
-  if constexpr (M > 1 && N > 1) _tile_stored(3, out + 3 * kTileFloats, kOutRow);
-}
-
-AMX void transpose(__m512i* r) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 8; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-  }
-}
-
-AMX inline __mmask32 first_words(int64_t count) {
-  return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << count) - 1;
-}
 
 enum class Seen { kNothing, kAll, kSome };
 
@@ -158,7 +85,7 @@ class Task {
         tiles_((rows + kTile - 1) / kTile),
         steps_((lead_ + shape.head_dim + kBlock - 1) / kBlock),
         columns_(shape.head_dim / kTile),
-        to_exponent_(1.4426950408889634f / std::sqrt(static_cast<float>(shape.head_dim))) {}
+        to_exponent_(tiles::to_exponent(shape.head_dim)) {}
 
   // Writes the rows' attended values to `out`, in the layout of the queries.
   AMX void run(at::BFloat16* out) {
@@ -267,12 +194,7 @@ class Task {
   }
 
   AMX void interleave(const at::BFloat16* values, int64_t count) {
-    alignas(64) static constexpr auto kOrder = [] {
-      std::array<uint16_t, 32> order{};
-      for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + 16 * (i % 2));
-      return order;
-    }();
-    const __m512i order = _mm512_load_si512(kOrder.data());
+    const __m512i order = tiles::pairs_order();
     for (int64_t column = 0; column < columns_; ++column, values += kTile) {
       char* to = packed_values_ + (held_ * columns_ + column) * kTileBytes;
       for (int64_t row = 0; row < kBlock; row += 2, to += 64) {
@@ -352,12 +274,7 @@ class Task {
 
   // Two tiles of scores become one of probabilities in bfloat16, a query a row, in the place of the first.
   AMX static void probabilities(float* first, const float* second, __m512 scale, __m512 shift, __m512* sums) {
-    alignas(64) static constexpr auto kOrder = [] {
-      std::array<uint16_t, 32> order{};
-      for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + 16 * (i % 2));
-      return order;
-    }();
-    const __m512i order = _mm512_load_si512(kOrder.data());
+    const __m512i order = tiles::pairs_order();
     __m512i r[16];
     for (int pair = 0; pair < 16; ++pair) {
       const float* from = (pair < 8 ? first : second) + (pair % 8) * 32;

@@ -24,6 +24,11 @@ def runner_fingerprint() -> str:
     return hashlib.sha256(machine.encode() + b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))).hexdigest()[:24]
 
 
+def runner_path(cache: Path) -> Path:
+    """Where ``build_runner`` is to put it among the compiled graphs in ``cache``."""
+    return cache / f"runner-{runner_fingerprint()}.so"
+
+
 def build_runner(path: Path) -> None:
     """Compile the library that runs graphs, and has the operators that they use, to ``path``; half a minute.
 

@@ -3,9 +3,13 @@
 
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #if defined(__x86_64__) && defined(__linux__) && __has_include(<amxbf16intrin.h>)
 #define MOASERVE_AMX 1
@@ -21,6 +25,7 @@ constexpr int64_t kTile = 16;      // rows of a tile
 constexpr int64_t kRowBytes = 64;  // of one row of a tile
 constexpr int64_t kPairs = 32;     // numbers of a row in bfloat16, which products take by pairs
 constexpr int64_t kTileBytes = kTile * kRowBytes;
+constexpr int64_t kTileFloats = kTile * kTile;  // sums in a tile
 
 // Whether the CPU multiplies bfloat16 at all.
 inline bool available() {
@@ -59,6 +64,7 @@ AMX inline void configure(uint8_t rows = kTile) {
     config.bytes[tile] = kRowBytes;
     config.rows[tile] = tile < 6 ? rows : static_cast<uint8_t>(kTile);
   }
+  asm volatile("" : : "r"(&config) : "memory");  // GCC 12 takes it that only the first eight bytes are read
   _tile_loadconfig(&config);
 }
 
@@ -142,6 +148,110 @@ AMX inline __m512 power_of_two(__m512 x) {
   p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(1.0f));
   return _mm512_scalef_ps(p, x);
 }
+
+// Sums over `steps` of the products of M tiles, of which the first `rows` rows count, by N tiles; `out` has one tile after the other,
+// M-major, and is added to on request.
+template <int M, int N>
+AMX inline void multiply(Operand a, int64_t rows, Operand b, int64_t steps, float* out, bool add) {
+  if (!by_tiles()) {
+    for (int64_t tile = 0; tile * kTile < rows; ++tile) {
+      const int64_t count = std::min(kTile, rows - tile * kTile), most = rows_at_once(count);
+      for (int64_t row = 0; row < count; row += most) {
+        const Operand some{a.data + tile * a.tile + row * a.row, a.row, a.tile, a.step};
+        const Sums to{out + tile * N * kTileFloats + row * kTile, kTile, kTileFloats};
+        multiply_few<N>(some, std::min(most, count - row), b, steps, to, add);
+      }
+    }
+    return;
+  }
+  constexpr int64_t kOutRow = 64;
+  if (add) {
+    _tile_loadd(0, out, kOutRow);
+    if constexpr (N > 1) _tile_loadd(1, out + kTileFloats, kOutRow);
+    if constexpr (M > 1) _tile_loadd(2, out + N * kTileFloats, kOutRow);
+    if constexpr (M > 1 && N > 1) _tile_loadd(3, out + 3 * kTileFloats, kOutRow);
+  } else {
+    _tile_zero(0);
+    if constexpr (N > 1) _tile_zero(1);
+    if constexpr (M > 1) _tile_zero(2);
+    if constexpr (M > 1 && N > 1) _tile_zero(3);
+  }
+  for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step) {
+    _tile_loadd(4, a.data, a.row);
+    _tile_loadd(6, b.data, b.row);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (N > 1) {
+      _tile_loadd(7, b.data + b.tile, b.row);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (M > 1) {
+      _tile_loadd(5, a.data + a.tile, a.row);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    if constexpr (M > 1 && N > 1) _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, out, kOutRow);
+  if constexpr (N > 1) _tile_stored(1, out + kTileFloats, kOutRow);
+  if constexpr (M > 1) _tile_stored(2, out + N * kTileFloats, kOutRow);
+  if constexpr (M > 1 && N > 1) _tile_stored(3, out + 3 * kTileFloats, kOutRow);
+}
+
+// 16 by 16 numbers of four bytes, rows for columns.
+AMX inline void transpose(__m512i* r) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+
+// A vector's first `count` numbers of two bytes.
+AMX inline __mmask32 first_words(int64_t count) {
+  return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << count) - 1;
+}
+
+// The order that puts the numbers of two rows of 16, one behind the other, into pairs.
+AMX inline __m512i pairs_order() {
+  alignas(64) static constexpr auto kOrder = [] {
+    std::array<uint16_t, 32> order{};
+    for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + 16 * (i % 2));
+    return order;
+  }();
+  return _mm512_load_si512(kOrder.data());
+}
+
+// What turns a score into an exponent of 2.
+inline float to_exponent(int64_t head_dim) { return 1.4426950408889634f / std::sqrt(static_cast<float>(head_dim)); }
+
+// 16 numbers in float32.
+AMX inline __m512 widened(const void* from) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from))), 16));
+}
+
+// An allocator of memory that begins where cache lines do.
+template <class Number>
+struct Aligned {
+  using value_type = Number;
+  Number* allocate(size_t count) { return static_cast<Number*>(::operator new(count * sizeof(Number), std::align_val_t{kRowBytes})); }
+  void deallocate(Number* from, size_t) { ::operator delete(from, std::align_val_t{kRowBytes}); }
+  bool operator==(const Aligned&) const { return true; }
+};
 
 }  // namespace tiles
 

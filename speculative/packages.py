@@ -26,7 +26,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from models.compiled import Graph, compile_graph, default_cache, fingerprint, unsupported
-from models.graph_runner import build_runner, runner_fingerprint
+from models.graph_runner import build_runner, runner_path
 from speculative.config import Compile
 from speculative.errors import EngineLoadError
 
@@ -69,7 +69,7 @@ def compiles(choice: Compile, module: nn.Module, device: torch.device, reason: s
 def packages(graphs: list[Graph], recipe: Recipe) -> tuple[dict[str, Path], Path]:
     """Where each graph is, and the library that runs them (``graph_runner``); raises EngineLoadError if one cannot be made."""
     cache = default_cache()
-    paths, runner = {graph.name: _package(cache, graph) for graph in graphs}, _runner(cache)
+    paths, runner = {graph.name: _package(cache, graph) for graph in graphs}, runner_path(cache)
     if missing := [name for name, path in (paths | {RUNNER: runner}).items() if not path.exists()]:
         _compile_apart(recipe, cache, missing)
     return paths, runner
@@ -77,10 +77,6 @@ def packages(graphs: list[Graph], recipe: Recipe) -> tuple[dict[str, Path], Path
 
 def _package(cache: Path, graph: Graph) -> Path:
     return cache / f"{graph.name}-{fingerprint(graph)}.pt2"
-
-
-def _runner(cache: Path) -> Path:
-    return cache / f"{RUNNER}-{runner_fingerprint()}.so"
 
 
 def _compile_apart(recipe: Recipe, cache: Path, names: list[str]) -> None:
@@ -144,7 +140,7 @@ def main() -> None:
         while name := lines.get():
             busy.set()
             if name == RUNNER:
-                build_runner(_runner(cache))
+                build_runner(runner_path(cache))
             else:
                 compile_graph(graphs[name], _package(cache, graphs[name]))
             busy.clear()

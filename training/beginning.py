@@ -8,14 +8,17 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
+from models.compiled import default_cache, unsupported
+from models.graph_runner import build_runner, load_runner, runner_path
 from models.llama import Llama
 from models.loader import eos_token_ids, load_target, resolve_target
+from models.tiles import has_tiles
 from training.activations.config import ActivationsConfig
 from training.config import TrainConfig
 from training.data import Corpus, load_corpus
 from training.errors import ConfigError, DataError
 from training.regenerate import Writing, regenerated
-from training.run_config import TextConfig
+from training.run_config import RunConfig, TextConfig
 from training.sharding import load_sharded
 
 
@@ -27,6 +30,17 @@ def start(config: TextConfig) -> Accelerator:
         torch.set_num_threads(config.threads)
     # Autocast is the trainer's own: accelerate's setting is global and could not be changed by a second run in this process.
     return Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+
+
+def load_operators(config: RunConfig, accelerator: Accelerator) -> None:
+    """Compile and load our operators for this CPU, where the run may compile and they are faster than PyTorch's."""
+    if not config.compile or not has_tiles() or unsupported(accelerator.device):
+        return
+    runner = runner_path(default_cache())
+    with accelerator.main_process_first():
+        if not runner.exists():
+            build_runner(runner)
+    load_runner(runner)
 
 
 def load(

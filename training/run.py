@@ -18,7 +18,7 @@ from models.moa import MoA
 from training import processes
 from training.activations.index import Facts
 from training.activations.reading import open_activations
-from training.beginning import corpora, load, rewritten, start
+from training.beginning import corpora, load, load_operators, rewritten, start
 from training.config import PretrainConfig, TrainConfig
 from training.data import Corpus, load_corpus
 from training.errors import ConfigError
@@ -59,6 +59,7 @@ def prepare(config: TrainConfig) -> Trainer:
     _check_begun(config)
     accelerator = start(config)
     processes.check(accelerator, config.accumulate)
+    load_operators(config, accelerator)
     if config.activations is not None:
         target, corpus, valid = _kept(config, config.activations, accelerator)
     else:
@@ -152,6 +153,7 @@ def prepare_target(config: PretrainConfig) -> Trainer:
     _check_begun(config)
     accelerator = start(config)
     processes.check(accelerator, config.accumulate)
+    load_operators(config, accelerator)
     target, tokenizer = load(config.base, config, torch.float32, accelerator)
     corpus, valid = corpora(config, tokenizer, accelerator)
     set_seed(config.seed)
