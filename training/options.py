@@ -60,7 +60,12 @@ Device = Annotated[str, typer.Option(help="auto or cpu.", rich_help_panel=MACHIN
 Threads = Annotated[int | None, typer.Option(help="CPU threads; unset leaves it to PyTorch.", rich_help_panel=MACHINE)]
 Compile = Annotated[
     bool,
-    typer.Option("--compile", help="Fuse what gains most with torch.compile; needs g++ on a CPU.", rich_help_panel=MACHINE),
+    typer.Option(
+        "--compile",
+        help="Fuse what gains most with torch.compile, and on CPUs that multiply bfloat16 use our own attention for targets; "
+        "needs g++ on a CPU.",
+        rich_help_panel=MACHINE,
+    ),
 ]
 LogEvery = Annotated[int, typer.Option(help="Steps between lines of log.jsonl.", rich_help_panel=MACHINE)]
 CheckpointSteps = Annotated[

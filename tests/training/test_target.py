@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from models.causal_attention import suits
 from models.loader import load_target
+from models.tiles import has_tiles
 from training.batches import Batch
 from training.config import PretrainConfig
 from training.errors import ConfigError
@@ -144,3 +148,21 @@ def test_the_command_says_what_is_wrong(config: PretrainConfig):
     )
     assert result.exit_code == 2
     assert "moaserve pretrain: missing.jsonl: no such file" in result.output
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler: install g++")
+@pytest.mark.filterwarnings("default")  # of torch.compile itself
+def test_compiled_it_learns_the_same(config: PretrainConfig, tmp_path: Path):
+    config = dataclasses.replace(config, fresh=True, hidden_size=48, heads=3, kv_heads=1, dtype="bfloat16", valid=config.data)
+    losses = []
+    for compiled in (False, True):
+        folder = tmp_path / f"compiled-{compiled}"
+        pretrain(dataclasses.replace(config, compile=compiled, out=folder, valid_every=6))
+        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        losses.append([line["text"] for line in lines if line["kind"] == "valid"])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert suits(torch.zeros(1, 1, 3, 16)) == has_tiles(), "our own attention is for CPUs with tiles"
+    plain, compiled = losses
+    assert plain[1] < plain[0] - 0.1
+    assert compiled == pytest.approx(plain, rel=0.01)
