@@ -177,6 +177,7 @@ def train_command(
     unroll: Annotated[
         int, typer.Option(help="eagle3: draft steps on its own outputs, the first included.", rich_help_panel=LOSS)
     ] = 5,
+    optimizer: options.Optimizer = "adamw",
     lr: options.LearningRate = 3e-5,
     warmup: options.Warmup = 50,
     schedule: options.Schedule = "constant",

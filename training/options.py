@@ -31,6 +31,13 @@ MaxMinutes = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.", rich_help_panel=RUN)]
 
+Optimizer = Annotated[
+    choices.Optimizer,
+    typer.Option(
+        help="adamw, or muon for the layers' matrices and AdamW for all else.",
+        rich_help_panel=STEPS,
+    ),
+]
 LearningRate = Annotated[
     float, typer.Option(help="Peak learning rate (paper: 3e-5; small models want 1e-3).", rich_help_panel=STEPS)
 ]

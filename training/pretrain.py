@@ -51,6 +51,7 @@ def pretrain_command(
             rich_help_panel=LOSS,
         ),
     ] = 1.0,
+    optimizer: options.Optimizer = "adamw",
     lr: options.LearningRate = 1e-3,
     warmup: options.Warmup = 100,
     schedule: options.Schedule = "cosine",

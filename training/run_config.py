@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from training.choices import Precision, Schedule
+from training.choices import Optimizer, Precision, Schedule
 from training.errors import ConfigError
 
 LIMITS_AND_PLACES = frozenset(
@@ -80,6 +80,7 @@ class RunConfig(TextConfig):
     ``None`` means no limit; minutes count across resumes.
     """
 
+    optimizer: Optimizer = "adamw"
     lr: float = 3e-5
     warmup: int = 50
     schedule: Schedule = "constant"

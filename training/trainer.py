@@ -19,6 +19,7 @@ from training.batches import Epoch
 from training.checkpoints import Position, latest_checkpoint, load_checkpoint, save_checkpoint
 from training.errors import ConfigError, TrainingInterrupted
 from training.export import export
+from training.optimizers import optimizers
 from training.progress import Meter, Reporter
 from training.run_config import RunConfig
 from training.tasks.base import Task
@@ -33,11 +34,8 @@ class Trainer:
     def __init__(self, config: RunConfig, accelerator: Accelerator, task: Task) -> None:
         self.config, self.accelerator, self.task = config, accelerator, task
         self.position = Position()
-        fused = accelerator.device.type in ("cpu", "cuda")
-        optimizer = torch.optim.AdamW(
-            task.network.parameters(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=fused
-        )
-        self.module, self.optimizer = accelerator.prepare(task.module, optimizer)
+        made = optimizers(config, task.network, accelerator.device)
+        self.module, *self.optimizers = accelerator.prepare(task.module, *made)
         self.started = time.monotonic()
         self.stop_signal: int | None = None
         self._plans: dict[int, Epoch] = {}
@@ -94,7 +92,7 @@ class Trainer:
         config, accelerator, position = self.config, self.accelerator, self.position
         self.module.train()
         rate = config.lr * rate_factor(config.schedule, position.step, config.warmup, done)
-        for group in self.optimizer.param_groups:
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = rate
         rank, world = accelerator.process_index, accelerator.num_processes
         places = self._next_places()
@@ -115,8 +113,9 @@ class Trainer:
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         torch._foreach_mul_(gradients, world / max(count, 1e-9))
         norm = accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         position.step += 1
         position.tokens += int(tokens)
         return {"batch_tokens": int(tokens), "lr": rate, "norm": round(float(norm), 4)}
@@ -206,7 +205,7 @@ class Trainer:
             "corpus": self.task.key,
             "position": asdict(self.position),
             "model": self.task.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
         save_checkpoint(self.config.out / "checkpoints", state, self.position.step)
         self.export({})
@@ -226,7 +225,8 @@ class Trainer:
         if state["corpus"] != self.task.key:
             raise ConfigError(f"--resume: {self.config.data} or the tokenizer is not what {path} was trained on")
         self.task.network.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, earlier in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(earlier)
         self.position = Position(**state["position"])
 
     @contextmanager

@@ -38,6 +38,7 @@ RUNS: dict[str, Job] = {
     "eagle3, sharded target": ("train", {"accumulate": 2, "method": "eagle3", "unroll": 3, "shard_target": True}),
     "eagle2": ("train", {"accumulate": 2, "method": "eagle2"}),
     "independent": ("train", {"accumulate": 2, "method": "independent"}),
+    "moa, muon": ("train", {"accumulate": 2, "draft_block": 13, "optimizer": "muon"}),
     "pretraining": ("pretrain", {"accumulate": 4, "prompt_weight": 0.3}),
 }
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from models.causal_attention import suits
 from models.loader import load_target
 from models.tiles import has_tiles
 from training.batches import Batch
+from training.choices import Optimizer
 from training.config import PretrainConfig
 from training.errors import ConfigError
 from training.pretrain import app
@@ -94,7 +96,7 @@ def batch_answers(batch: Batch) -> torch.Tensor:
 @pytest.mark.parametrize("fresh", [False, True])
 def test_it_learns_and_transformers_reads_what_comes_out(config: PretrainConfig, fresh: bool, tmp_path: Path):
     if fresh:
-        config = dataclasses.replace(config, fresh=True, layers=3, hidden_size=48, heads=4, kv_heads=2, mlp=64)
+        config = dataclasses.replace(config, fresh=True, layers=3, hidden_size=48, heads=4, kv_heads=2, mlp=64, optimizer="muon")
     config = dataclasses.replace(config, max_steps=30, valid=config.data, valid_every=10)
     assert pretrain(config) == config.out
     lines = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
@@ -113,8 +115,9 @@ def test_it_learns_and_transformers_reads_what_comes_out(config: PretrainConfig,
     torch.testing.assert_close(ours.embedding.weight, master["embedding.weight"].bfloat16().float(), atol=0, rtol=0)
 
 
-def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(config: PretrainConfig, tmp_path: Path):
-    config = dataclasses.replace(config, schedule="cosine", epochs=9.0, prompt_weight=0.3)
+@pytest.mark.parametrize("optimizer", get_args(Optimizer))
+def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(config: PretrainConfig, tmp_path: Path, optimizer: Optimizer):
+    config = dataclasses.replace(config, schedule="cosine", epochs=9.0, prompt_weight=0.3, optimizer=optimizer)
     pretrain(dataclasses.replace(config, out=tmp_path / "unbroken"))
     broken = prepare_target(dataclasses.replace(config, checkpoint_steps=5))
     step = broken._step

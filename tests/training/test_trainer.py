@@ -155,6 +155,7 @@ def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: Tr
         {"method": "eagle2"},
         {"method": "eagle3"},
         {"method": "independent"},
+        {"optimizer": "muon", "draft_block": 13},
     ],
     ids=str,
 )

@@ -1,0 +1,53 @@
+"""Which weights are changed by which optimizer, and by how much."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.config import MoAConfig
+from models.llama import Llama
+from models.loader import target_config
+from models.moa import MoA
+from training.choices import Optimizer
+from training.config import PretrainConfig
+from training.optimizers import optimizers
+
+SIZES = target_config(Path(__file__).parents[1] / "fixtures" / "llama-n0" / "target")
+CPU = torch.device("cpu")
+
+
+def config(optimizer: Optimizer) -> PretrainConfig:
+    return PretrainConfig(base="any", data=Path("any"), out=Path("any"), max_steps=1, lr=0.01, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    "network", [Llama(SIZES), MoA(MoAConfig.from_target(SIZES, draft_block_size=5, draft_block_intermediate_size=16))]
+)
+def test_each_weight_is_in_one(optimizer: Optimizer, network: torch.nn.Module):
+    made = optimizers(config(optimizer), network, CPU)
+    inside = [parameter for each in made for group in each.param_groups for parameter in group["params"]]
+    assert sorted(map(id, inside)) == sorted(map(id, network.parameters()))
+    assert len(made) == (1 if optimizer == "adamw" else 2)
+
+
+def test_muon_has_the_layers_matrices_and_no_table_of_tokens():
+    target = Llama(SIZES)
+    rest, matrices = ({id(x) for x in each.param_groups[0]["params"]} for each in optimizers(config("muon"), target, CPU))
+    assert {id(target.embedding.weight), id(target.lm_head.weight), id(target.norm.weight)} <= rest
+    inside = {id(x) for x in target.layers.parameters()}
+    assert {id(x) for x in target.layers.parameters() if x.dim() == 2} == matrices & inside == matrices
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_its_steps_are_as_large_as_adamws_whatever_the_gradient(scale: float):
+    target = Llama(SIZES)
+    weight = target.layers[0].mlp.gate_up.weight
+    before = weight.detach().clone()
+    for parameter in target.parameters():
+        parameter.grad = scale * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    for each in optimizers(config("muon"), target, CPU):
+        each.step()
+    step = (weight.detach() - before).square().mean().sqrt() / 0.01
+    assert 0.1 < float(step) < 0.3  # AdamW's have a root mean square of about 0.2 in training (arXiv 2502.16982)
