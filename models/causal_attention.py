@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.tiles import LIBRARY, has_tiles
+from models.tiles import LIBRARY, has_tiles, loaded
 
 LIBRARY.define("causal_attention(Tensor queries, Tensor kv) -> (Tensor, Tensor)")
 LIBRARY.define("causal_attention_backward(Tensor grad, Tensor queries, Tensor kv, Tensor out, Tensor logsum) -> (Tensor, Tensor)")
@@ -48,5 +48,5 @@ def suits(queries: Tensor) -> bool:
         and (autocast or queries.dtype == torch.bfloat16)
         and queries.shape[-1] % 16 == 0
         and has_tiles()
-        and torch._C._dispatch_has_kernel_for_dispatch_key("moaserve::causal_attention", "CPU")
+        and loaded()
     )

@@ -11,6 +11,11 @@ import torch
 LIBRARY = torch.library.Library("moaserve", "FRAGMENT")
 
 
+def loaded() -> bool:
+    """Whether the library has been loaded, so that operators can be called."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key("moaserve::tiled_linear", "CPU")
+
+
 def has_tiles() -> bool:
     """Whether this CPU has what the operators are for."""
     return torch.cpu._is_avx512_bf16_supported()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
+from models import tiled_decoder, tiles
 from models.digest import digest_weights
 from models.kv_cache import KVCache
 from models.llama import Llama
@@ -103,6 +105,23 @@ def regenerated(corpus: Corpus, count: int, target: Llama, writing: Writing, cac
 @torch.inference_mode()
 def regenerate(corpus: Corpus, indices: Sequence[int], target: Llama, writing: Writing, *, progress: bool) -> list[Row]:
     """The conversations with these indices, their assistant turns written by ``target``, in the order in which they end."""
+    with _compiled(target):
+        return _regenerate(corpus, indices, target, writing, progress=progress)
+
+
+@contextmanager
+def _compiled(target: Llama) -> Iterator[None]:
+    """Let our operator, where it is at hand, stand in for the target's layers: it writes some three times as fast."""
+    earlier = target.compiled
+    if earlier is None and target.device.type == "cpu" and tiles.loaded() and tiled_decoder.suits(target):
+        target.compiled = tiled_decoder.tiled_decoder(target)
+    try:
+        yield
+    finally:
+        target.compiled = earlier
+
+
+def _regenerate(corpus: Corpus, indices: Sequence[int], target: Llama, writing: Writing, *, progress: bool) -> list[Row]:
     cache = target.new_cache(min(writing.slots, len(indices)), 0, writing.max_length)
     generator = torch.Generator(device=target.device).manual_seed(writing.seed)
     rows: list[Row] = []
