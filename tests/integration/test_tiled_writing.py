@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from models import tiled_decoder
+from models.llama import CompiledGraph, Llama
 from models.loader import eos_token_ids, load_target, resolve_target
 from models.tiles import has_tiles
 from training.data import Corpus
@@ -41,8 +42,14 @@ def test_it_writes_what_the_target_says(monkeypatch: pytest.MonkeyPatch) -> None
         rows = regenerate(corpus, range(len(corpus)), target, writing, progress=False)
         return {tuple(ids.tolist()) for ids, _ in rows}
 
-    made, make = [], tiled_decoder.tiled_decoder
-    monkeypatch.setattr(tiled_decoder, "tiled_decoder", lambda given: made.append(given) or make(given))
+    made: list[Llama] = []
+    make = tiled_decoder.tiled_decoder
+
+    def counted(given: Llama) -> CompiledGraph:
+        made.append(given)
+        return make(given)
+
+    monkeypatch.setattr(tiled_decoder, "tiled_decoder", counted)
     ours = written()
     assert made == [target] and target.compiled is None
     monkeypatch.setattr(tiled_decoder, "suits", lambda given: False)
