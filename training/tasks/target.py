@@ -76,7 +76,7 @@ class TargetTask:
         return Loss(result.mean, parts, result.correct if agreement else None), torch.zeros_like(labels)
 
     def figures(self, meter: Meter) -> dict[str, Any]:
-        """Cross-entropies in nats a token, and how often the likeliest token was right in answers."""
+        """Cross-entropies in nats a token, and how often the likeliest token was right."""
         return {**meter.losses(), "accuracy": meter.accuracy}
 
     def describe(self, figures: dict[str, Any]) -> str:
