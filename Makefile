@@ -36,7 +36,7 @@ bench: $(VENV)/.installed
 	@exec $(BIN)/moaserve bench offline $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 test-docker: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m docker tests/integration/test_docker.py $(ARGS)

@@ -7,9 +7,6 @@ import pytest
 # No test may reach a model hub: what is missing locally fails at once instead of after a network time-out.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers share the cores: threads of one would wait for those of another.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
