@@ -128,14 +128,15 @@ def test_two_processes_train_what_one_does(runs: dict[str, tuple[Path, Path]], n
         assert line.keys() == other.keys()
         for figure, value in line.items():
             assert other[figure] == pytest.approx(value, abs=2e-5), (figure, line, other)
-    same_weights(alone, together)
+    # Muon turns matrices' gradients in bfloat16, which rounds the last bit of a sum to one of two neighbours.
+    same_weights(alone, together, atol=2e-4 if "muon" in name else 1e-6)
 
 
-def same_weights(folder: Path, other: Path) -> None:
+def same_weights(folder: Path, other: Path, atol: float = 1e-6) -> None:
     before, after = weights(folder), weights(other)
     assert before.keys() == after.keys()
     for name in before:
-        torch.testing.assert_close(after[name], before[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(after[name], before[name], atol=atol, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ended-by-two", "ended-by-one"])
