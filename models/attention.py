@@ -67,7 +67,7 @@ def masked_attention(batch: int, num_heads: int, num_kv_heads: int, mask: Tensor
     def attend(queries: Tensor, kv: Tensor) -> Tensor:
         head_dim = queries.shape[-1] // num_heads
         rows, both = queries.view(batch, -1, num_heads, head_dim), kv.view(batch, -1, 2, num_kv_heads, head_dim)
-        if causal and causal_attention.suits(rows):
+        if causal and mask is None and causal_attention.suits(rows):
             return causal_attention.causal_attention(rows, both).flatten(2).flatten(0, 1)
         keys, values = both.unbind(2)
         return full_attention(rows, keys, values, mask, causal=causal).flatten(0, 1)

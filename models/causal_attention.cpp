@@ -62,7 +62,11 @@ struct Layout {
   int64_t length, head_dim, blocks, steps, columns;
 
   explicit Layout(const Shape& s)
-      : length(s.length), head_dim(s.head_dim), blocks((s.length + kBlock - 1) / kBlock), steps((s.head_dim + kBlock - 1) / kBlock), columns(s.head_dim / kTile) {}
+      : length(s.length),
+        head_dim(s.head_dim),
+        blocks((s.length + kBlock - 1) / kBlock),
+        steps((s.head_dim + kBlock - 1) / kBlock),
+        columns(s.head_dim / kTile) {}
   int64_t stepped() const { return blocks * 2 * steps * kTileBytes; }
   int64_t paired() const { return blocks * columns * kTileBytes; }
 };
@@ -159,7 +163,8 @@ AMX void write_turned(const float* sums, const __m512* factors, const Layout& la
 // One KV head's part of the attention of one text.
 class Forward {
  public:
-  Forward(const Shape& shape, Rows<const at::BFloat16> keys, Rows<const at::BFloat16> values) : layout_(shape), scale_(tiles::to_exponent(shape.head_dim)) {
+  Forward(const Shape& shape, Rows<const at::BFloat16> keys, Rows<const at::BFloat16> values)
+      : layout_(shape), scale_(tiles::to_exponent(shape.head_dim)) {
     pack_steps<false>(keys, layout_, keys_);
     pack_pairs<true>(values, layout_, values_);
     scores_.resize(layout_.blocks * 4 * kTileFloats);
@@ -349,7 +354,8 @@ struct Heads {
   Number* data;
   int64_t text, row, head_dim;
 
-  Heads(Number* first, const Shape& s, int64_t heads) : data(first), text(s.length * heads * s.head_dim), row(heads * s.head_dim), head_dim(s.head_dim) {}
+  Heads(Number* first, const Shape& s, int64_t heads)
+      : data(first), text(s.length * heads * s.head_dim), row(heads * s.head_dim), head_dim(s.head_dim) {}
   Rows<Number> of(int64_t batch, int64_t head) const { return {data + batch * text + head * head_dim, row}; }
 };
 
@@ -370,7 +376,8 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& queries, const at::
   TORCH_CHECK(tiles::available(), "causal_attention: this CPU has no AVX512-BF16");
   at::Tensor out = at::empty(queries.sizes(), queries.options());
   at::Tensor logsum = at::empty({s.batch, s.heads, s.length}, queries.options().dtype(at::kFloat));
-  const Heads<const at::BFloat16> rows(queries.const_data_ptr<at::BFloat16>(), s, s.heads), both(kv.const_data_ptr<at::BFloat16>(), s, 2 * s.kv_heads);
+  const Heads<const at::BFloat16> rows(queries.const_data_ptr<at::BFloat16>(), s, s.heads);
+  const Heads<const at::BFloat16> both(kv.const_data_ptr<at::BFloat16>(), s, 2 * s.kv_heads);
   const Heads<at::BFloat16> to(out.data_ptr<at::BFloat16>(), s, s.heads);
   auto* logsums = logsum.data_ptr<float>();
   each_kv_head(s, [&](int64_t text, int64_t kv_head) {
@@ -395,9 +402,12 @@ std::tuple<at::Tensor, at::Tensor> backward(
 #ifdef MOASERVE_AMX
   const at::Tensor dense = grad.contiguous();
   at::Tensor grad_queries = at::empty(queries.sizes(), queries.options()), grad_kv = at::empty(kv.sizes(), kv.options());
-  const Heads<const at::BFloat16> rows(queries.const_data_ptr<at::BFloat16>(), s, s.heads), both(kv.const_data_ptr<at::BFloat16>(), s, 2 * s.kv_heads);
-  const Heads<const at::BFloat16> attended(out.const_data_ptr<at::BFloat16>(), s, s.heads), grads(dense.const_data_ptr<at::BFloat16>(), s, s.heads);
-  const Heads<at::BFloat16> to(grad_queries.data_ptr<at::BFloat16>(), s, s.heads), to_both(grad_kv.data_ptr<at::BFloat16>(), s, 2 * s.kv_heads);
+  const Heads<const at::BFloat16> rows(queries.const_data_ptr<at::BFloat16>(), s, s.heads);
+  const Heads<const at::BFloat16> both(kv.const_data_ptr<at::BFloat16>(), s, 2 * s.kv_heads);
+  const Heads<const at::BFloat16> attended(out.const_data_ptr<at::BFloat16>(), s, s.heads);
+  const Heads<const at::BFloat16> grads(dense.const_data_ptr<at::BFloat16>(), s, s.heads);
+  const Heads<at::BFloat16> to(grad_queries.data_ptr<at::BFloat16>(), s, s.heads);
+  const Heads<at::BFloat16> to_both(grad_kv.data_ptr<at::BFloat16>(), s, 2 * s.kv_heads);
   const auto* logsums = logsum.const_data_ptr<float>();
   each_kv_head(s, [&](int64_t text, int64_t kv_head) {
     Backward task(s, both.of(text, kv_head), both.of(text, s.kv_heads + kv_head));

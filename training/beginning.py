@@ -34,7 +34,7 @@ def start(config: TextConfig) -> Accelerator:
 
 def load_operators(config: RunConfig, accelerator: Accelerator) -> None:
     """Compile and load our operators for this CPU, where the run may compile and they are faster than PyTorch's."""
-    if not config.compile or not has_tiles() or unsupported(accelerator.device):
+    if not config.compile or config.torch_dtype != torch.bfloat16 or not has_tiles() or unsupported(accelerator.device):
         return
     runner = runner_path(default_cache())
     with accelerator.main_process_first():

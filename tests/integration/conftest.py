@@ -13,8 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
+from models.compiled import unsupported
 from models.graph_runner import build_runner, load_runner
+from models.tiles import has_tiles
 from speculative.edge_export import export_edge
 
 
@@ -108,7 +111,11 @@ def target() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def operators(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Lets this process call the operators that compiled graphs do."""
+    """Lets this process call the operators that compiled graphs do; tests are skipped where there are none."""
+    if not has_tiles():
+        pytest.skip("needs a CPU with AVX512-BF16")
+    if reason := unsupported(torch.device("cpu")):
+        pytest.skip(f"operators are compiled: {reason}")
     path = tmp_path_factory.mktemp("operators") / "runner.so"
     build_runner(path)
     load_runner(path)
