@@ -74,6 +74,10 @@ class Corpus:
         counts = np.bincount(self.tokens[self.response])
         return np.argsort(-counts, kind="stable")[:count].astype(np.int64)
 
+    def response_share(self, tokens: npt.NDArray[np.int64]) -> float:
+        """How much of what responses say is said with these token ids, 0 to 1."""
+        return float(np.isin(self.tokens[self.response], tokens).mean())
+
     def row(self, index: int, max_length: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
         """Token ids and response mask of one conversation, each [S ≤ max_length]."""
         start = int(self.offsets[index])

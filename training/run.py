@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def prepare(config: TrainConfig) -> Trainer:
         given, valid = corpora(config, tokenizer, accelerator)
         corpus = rewritten(config, given, target, accelerator)
     set_seed(config.seed)
-    return _ready(Trainer(config, accelerator, _drafting(config, target, corpus, valid)))
+    return _ready(Trainer(config, accelerator, _drafting(config, target, corpus, valid, accelerator)))
 
 
 def _kept(config: TrainConfig, folder: Path, accelerator: Accelerator) -> tuple[Llama, Corpus, Corpus | None]:
@@ -94,9 +95,16 @@ def _kept(config: TrainConfig, folder: Path, accelerator: Accelerator) -> tuple[
     return target, corpus, valid
 
 
-def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus | None) -> Task:
+def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus | None, accelerator: Accelerator) -> Task:
     """A drafter by the configured method, new or from an earlier one, and how it is trained."""
-    vocabulary = torch.from_numpy(corpus.frequent_response_tokens(config.draft_vocabulary)) if config.draft_vocabulary else None
+    vocabulary = None
+    if config.draft_vocabulary:
+        frequent = corpus.frequent_response_tokens(config.draft_vocabulary)
+        vocabulary = torch.from_numpy(frequent)
+        if accelerator.is_main_process:
+            # Tokens outside it end every draft that reaches them, which costs acceptance without showing in the loss.
+            share = f"{corpus.response_share(frequent):.1%}"
+            print(f"--draft-vocabulary {len(frequent)}: {share} of the tokens in responses can be drafted", file=sys.stderr)
     if config.method == "independent":
         model = _independent(config, target)
         return IndependentTask(config, target, model, resolve_target(config.target), corpus, valid)

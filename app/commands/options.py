@@ -119,7 +119,8 @@ DraftTemperature = Annotated[
 DraftLookup = Annotated[
     int | None,
     typer.Option(
-        help="Where the last so many tokens stand earlier in the text, draft what followed them there; 0: never. (default: 12)",
+        help="Where the last so many tokens stand earlier in the text, draft what followed them there, if such matches foretell as much as "
+        "the drafter; 0: never. (default: 4)",
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -6,7 +6,9 @@ what followed them there is as good a draft as a network's and costs nothing (pr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from models.kv_cache import KVCache
 from speculative.common_prefix import common_prefix
@@ -17,10 +19,19 @@ from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
-WORTHWHILE = 1.25
-"""Tokens that a match must be expected to foretell to be used: below, a network's tree is worth its cost."""
+WITHOUT_DRAFTING = 0.8
+"""What a step that drafts from the text costs, where one for which a network drafts costs 1 (docs/results/bundled-pair.md)."""
 
-_HOPED = 3.0
+LEAST = 0.5
+"""Tokens that a match must be expected to foretell in any case: of a network's drafts a policy knows what they are worth."""
+
+_LONG = 12
+"""Where so many tokens stand earlier, that place is better than the newest one at which fewer do."""
+
+_HOPED = 0.25
+"""What a match is expected to foretell for each of its tokens, as long as nothing is known."""
+
+_HOPED_OF_TREES = 1.8
 _WEIGHT = 0.05
 _LONGEST = 16
 
@@ -40,6 +51,28 @@ class _Match:
         return None if right == len(came) < len(self.chain) else right
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the other drafter proposed last, for whom, and how long their texts were."""
+
+    tree: DraftTree
+    sequences: list[Sequence]
+    lengths: list[int]
+
+    def foretold(self) -> Iterator[int]:
+        """How many tokens each tree got right, of those whose end the texts have reached."""
+        trees = zip(self.tree.tokens.tolist(), self.tree.parents.tolist(), self.tree.sizes, strict=True)
+        for sequence, length, (tokens, parents, size) in zip(self.sequences, self.lengths, trees, strict=True):
+            if size == 0:
+                continue
+            children = {(parents[node], tokens[node]): node + 1 for node in range(size)}
+            row = 0
+            for right, token in enumerate(islice(sequence.tokens, length, None)):
+                if (row := children.get((row, token), -1)) < 0:
+                    yield right
+                    break
+
+
 @dataclass(slots=True)
 class _Text:
     """One request's: its index, and the match whose worth is still to be seen."""
@@ -49,17 +82,19 @@ class _Text:
 
 
 class LookupDrafter(DrafterWrapper):
-    """Looks up first, and asks ``other`` for a tree only when some sequence of the batch has no match that is worth it.
+    """Looks up first, and asks ``other`` for a tree only when some sequence of the batch has no match that is as good as one.
 
     A match has ``order`` tokens or more. How many tokens it is expected to foretell is learned from those before it that were as
-    long, of all requests and whether they were used or not.
+    long, of all requests and whether they were used or not; what trees foretell, from the trees.
     """
 
     def __init__(self, other: Drafter, order: int) -> None:
         super().__init__(other)
-        self.order = order
+        self._orders = (_LONG, order) if order < _LONG else (order,)
         self._texts: dict[str, _Text] = {}
-        self._expected: dict[int, float] = {}
+        self._of_matches: dict[int, float] = {}
+        self.expected_of_trees = _HOPED_OF_TREES
+        self._asked: _Asked | None = None
 
     def forget(self, sequence: Sequence) -> None:
         """Drop its index."""
@@ -68,27 +103,42 @@ class LookupDrafter(DrafterWrapper):
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """A chain for each sequence with a match, the other's tree for the rest."""
-        chains = [self._chain(sequence, shape.nodes) if sequence.drafts_here else [] for sequence in sequences]
+        if self._asked is not None:
+            for right in self._asked.foretold():
+                self.expected_of_trees += _WEIGHT * (right - self.expected_of_trees)
+            self._asked = None
+        matches = [self._match(sequence, shape.nodes) if sequence.drafts_here else None for sequence in sequences]
+        chains = [self._chain(match, WITHOUT_DRAFTING) for match in matches]
         if all(chain or not sequence.drafts_here for chain, sequence in zip(chains, sequences, strict=True)):
             return DraftTree.from_chains(chains)
         tree = self.other.propose(sequences, shape, target_cache)
+        self._asked = _Asked(tree, list(sequences), [len(sequence.tokens) for sequence in sequences])
+        # Drafting is paid for by now.
+        chains = [self._chain(match, 1.0) for match in matches]
         return tree.with_chains(chains) if any(chains) else tree
 
-    def _chain(self, sequence: Sequence, most: int) -> list[int]:
-        """What the text's own example says that comes next; [] where nothing matches, or matches as long have not held of late."""
+    def _chain(self, match: _Match | None, cost: float) -> list[int]:
+        """What the text's own example says that comes next, where a token of it costs no more than one of a tree; else []."""
+        if match is None:
+            return []
+        expected = self._of_matches.get(match.length, _HOPED * match.length)
+        return match.chain if expected >= max(LEAST, cost * (1 + self.expected_of_trees) - 1) else []
+
+    def _match(self, sequence: Sequence, most: int) -> _Match | None:
+        """Where the text went on as it does now, and what the match before this one teaches; None where nothing matches."""
         text, tokens = self._texts.get(sequence.request.request_id), sequence.tokens
         if text is None:
-            text = self._texts[sequence.request.request_id] = _Text(NgramIndex(self.order, self.order))
+            text = self._texts[sequence.request.request_id] = _Text(NgramIndex(self._orders))
         if text.pending is not None and (right := text.pending.foretold(tokens)) is not None:
-            expected = self._expected.get(text.pending.length, _HOPED)
-            self._expected[text.pending.length] = expected + _WEIGHT * (right - expected)
+            expected = self._of_matches.get(text.pending.length, _HOPED * text.pending.length)
+            self._of_matches[text.pending.length] = expected + _WEIGHT * (right - expected)
             text.pending = None
         found = text.index.find(tokens)
         if found is None:
-            return []
+            return None
         match = _Match(len(tokens), _matching(tokens, found), tokens[found : found + most])
         text.pending = text.pending or match
-        return match.chain if self._expected.get(match.length, _HOPED) >= WORTHWHILE else []
+        return match
 
 
 def _matching(tokens: list[int], end: int) -> int:

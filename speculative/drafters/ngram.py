@@ -32,7 +32,7 @@ class NgramDrafter:
         return DraftTree.from_chains([self._chain(sequence, length) if sequence.drafts_here else [] for sequence in sequences])
 
     def _chain(self, sequence: Sequence, length: int) -> list[int]:
-        index = self._indices.setdefault(sequence.request.request_id, NgramIndex(self.min_order, self.max_order))
+        index = self._indices.setdefault(sequence.request.request_id, NgramIndex(range(self.max_order, self.min_order - 1, -1)))
         return index.continuation(sequence.tokens, length)
 
     def forget(self, sequence: Sequence) -> None:
@@ -45,10 +45,10 @@ class NgramDrafter:
 
 
 class NgramIndex:
-    """Where each n-gram of one text last ended, kept as the text grows."""
+    """Where each n-gram of one text last ended, for n in ``orders``, the longest first; kept as the text grows."""
 
-    def __init__(self, min_order: int, max_order: int) -> None:
-        self._orders = range(max_order, min_order - 1, -1)
+    def __init__(self, orders: Many[int]) -> None:
+        self._orders = orders
         self._ends: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 

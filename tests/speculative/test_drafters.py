@@ -24,19 +24,19 @@ def test_argmax_is_the_first_of_the_largest(vocabulary: int, dtype: torch.dtype)
 
 
 def test_ngram_continues_the_most_recent_match() -> None:
-    assert NgramIndex(2, 4).continuation([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 3) == [4, 8, 1]
+    assert NgramIndex((4, 3, 2)).continuation([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 3) == [4, 8, 1]
 
 
 def test_ngram_prefers_the_longest_match() -> None:
-    assert NgramIndex(2, 3).continuation([7, 1, 2, 5, 0, 1, 2, 6, 7, 1, 2], 1) == [5]
+    assert NgramIndex((3, 2)).continuation([7, 1, 2, 5, 0, 1, 2, 6, 7, 1, 2], 1) == [5]
 
 
 def test_ngram_without_a_match_proposes_nothing() -> None:
-    assert NgramIndex(2, 4).continuation([1, 2, 3, 4], 3) == []
+    assert NgramIndex((4, 3, 2)).continuation([1, 2, 3, 4], 3) == []
 
 
 def test_ngram_index_grows_with_the_text() -> None:
-    index = NgramIndex(2, 4)
+    index = NgramIndex((4, 3, 2))
     text = [1, 2, 3]
     assert index.continuation(text, 2) == []
     text += [1, 2]

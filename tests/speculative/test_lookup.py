@@ -18,6 +18,8 @@ from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
 SHAPE = DraftShape(depth=3, breadth=2, nodes=4)
+QUOTE = list(range(1, 13))
+"""Long enough to be believed in at first."""
 CACHE = KVCache(1, 1, 0, 1, 1, 2, dtype=torch.float32)
 
 
@@ -62,28 +64,28 @@ def drafter(other: Other) -> LookupDrafter:
 
 
 def test_a_repeated_text_is_continued_without_asking(drafter: LookupDrafter, other: Other) -> None:
-    tree = drafter.propose([sequence("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3])], SHAPE, CACHE)
-    assert tree.tokens.tolist() == [[4, 5, 6, 7]]
+    tree = drafter.propose([sequence("a", [*QUOTE, 13, 14, 15, 16, 17, *QUOTE])], SHAPE, CACHE)
+    assert tree.tokens.tolist() == [[13, 14, 15, 16]]
     assert tree.parents.tolist() == [[0, 1, 2, 3]]
     assert tree.sizes == (4,)
     assert other.asked == 0
 
 
 def test_without_a_match_the_other_drafts(drafter: LookupDrafter, other: Other) -> None:
-    tree = drafter.propose([sequence("a", [1, 2, 3, 4, 5, 2, 3])], SHAPE, CACHE)
+    tree = drafter.propose([sequence("a", [*QUOTE, 13, *QUOTE[-2:]])], SHAPE, CACHE)
     assert tree.tokens.tolist() == [[90, 91, 92]]
     assert other.asked == 1
 
 
 def test_a_batch_of_both_has_chains_and_trees(drafter: LookupDrafter) -> None:
     batch = [
-        sequence("a", [1, 2, 3, 4]),
-        sequence("b", [1, 2, 3, 4, 5, 6, 1, 2, 3]),
-        sequence("c", [1, 2, 3, 4, 1, 2, 3], speculative=False),
+        sequence("a", QUOTE),
+        sequence("b", [*QUOTE, 13, 14, 15, *QUOTE]),
+        sequence("c", [*QUOTE, 13, *QUOTE], speculative=False),
     ]
     tree = drafter.propose(batch, SHAPE, CACHE)
     assert tree.tokens[0].tolist() == [90, 91, 92, 0] and tree.parents[0].tolist() == [0, 1, 1, 0]
-    assert tree.tokens[1].tolist() == [4, 5, 6, 1] and tree.parents[1].tolist() == [0, 1, 2, 3]
+    assert tree.tokens[1].tolist() == [13, 14, 15, 1] and tree.parents[1].tolist() == [0, 1, 2, 3]
     assert tree.sizes == (3, 4, 0)
 
 
@@ -105,28 +107,67 @@ def steps(drafter: LookupDrafter, other: Other, text: Sequence) -> Callable[[lis
 
 
 def test_matches_that_do_not_hold_are_given_up_until_they_hold_again(drafter: LookupDrafter, other: Other) -> None:
-    step = steps(drafter, other, sequence("a", [1, 2, 3, 4, 5, 6, 7, 8]))
-    # The same three tokens are followed by something new each time.
-    used = [step([1, 2, 3]), *(step([100 + i, 1, 2, 3]) for i in range(20))]
+    step = steps(drafter, other, sequence("a", [0, *QUOTE]))
+    # The same twelve tokens are followed by something new each time.
+    used = [step([1000 + i, *QUOTE]) for i in range(60)]
     assert used[:10] == [True] * 10 and not used[-1]
-    # Unused, matches of three tokens foretell four at a time again.
-    for start in range(200, 1000, 20):
-        step([start, start + 1, start + 2, *range(start + 3, start + 9), 9])
-        used.append(step([start, start + 1, start + 2]))
-        step([*range(start + 3, start + 9)])
+    # Unused, matches as long foretell four at a time again.
+    for start in range(2000, 4000, 20):
+        quote = list(range(start, start + 16))
+        step([*quote, 17])
+        used.append(step([start + 19, *quote[:12]]))
+        step([*quote[12:], 18])
     assert used[-1]
 
 
 def test_matches_are_judged_by_their_length(drafter: LookupDrafter, other: Other) -> None:
-    step = steps(drafter, other, sequence("a", [*range(10, 30), 1, 2, 3, 4]))
-    assert [step([100 + i, 1, 2, 3]) for i in range(20)][-1] is False
-    assert step(list(range(10, 18))), "eight tokens have not disappointed anyone"
+    step = steps(drafter, other, sequence("a", [*range(50, 80), 0, *QUOTE[:8]]))
+    assert [step([1000 + i, *QUOTE[:8]]) for i in range(60)][-1] is False
+    assert step(list(range(50, 62))), "twelve tokens have not disappointed anyone"
+
+
+def test_short_matches_must_prove_right_before_they_are_used(drafter: LookupDrafter, other: Other) -> None:
+    step = steps(drafter, other, sequence("a", [*QUOTE[:3], 0]))
+    used = [(step([first, *QUOTE[:3]]), step([0, first + 1]))[0] for first in range(1000, 1200, 2)]
+    assert used[0] is False and used[-1] is True
 
 
 def test_what_one_request_taught_the_next_one_knows(drafter: LookupDrafter, other: Other) -> None:
-    first = steps(drafter, other, sequence("a", [1, 2, 3, 4]))
-    assert [first([100 + i, 1, 2, 3]) for i in range(20)][-1] is False
-    assert steps(drafter, other, sequence("b", [5, 6, 7, 8]))([5, 6, 7]) is False
+    first = steps(drafter, other, sequence("a", [0, *QUOTE]))
+    assert [first([1000 + i, *QUOTE]) for i in range(60)][-1] is False
+    assert steps(drafter, other, sequence("b", [*QUOTE, 14]))(QUOTE) is False
+
+
+def test_matches_yield_to_trees_that_foretell_more(drafter: LookupDrafter, other: Other) -> None:
+    step = steps(drafter, other, sequence("a", [1, 2, 3, 4, 5, 9]))
+    # The tree 90, 91 is mostly right; the match of 1, 2, 3, which is watched meanwhile, foretells one token.
+    for first in range(1000, 3000, 20):
+        step([first, 1, 2, 3])
+        step([4, first + 1])
+        for new in range(first + 2, first + 12):
+            step([90, 91, new])
+    assert step([9, 1, 2, 3]) is False
+    # The tree is not right any more.
+    for first in range(3000, 4000, 10):
+        step([4, *range(first, first + 5)])
+    assert step([9, 1, 2, 3]) is True
+
+
+def test_a_tree_beside_which_a_match_was_used_is_judged_too(other: Other) -> None:
+    drafter = LookupDrafter(other, order=3)
+    alone, quoting = sequence("a", [50]), sequence("b", [1, 2, 3, 4, 5, 6, 1, 2, 3])
+    for new in range(100, 200):
+        drafter.propose([alone, quoting], SHAPE, CACHE)
+        alone.tokens.extend((90, 91, new))
+        quoting.tokens.extend((4, 5, 6, 1, 2, 3))
+    assert drafter.expected_of_trees == pytest.approx(1, abs=0.1), "two tokens for the one, none for the other"
+
+
+def test_the_longer_match_is_taken_before_the_newer_one(other: Other) -> None:
+    drafter = LookupDrafter(other, order=3)
+    long = list(range(10, 22))
+    tree = drafter.propose([sequence("a", [*long, 1, 2, *long[-3:], 3, 4, *long])], SHAPE, CACHE)
+    assert tree.tokens.tolist() == [[1, 2, *long[-3:-1]]]
 
 
 def test_scratch_rows_are_the_others(drafter: LookupDrafter) -> None:

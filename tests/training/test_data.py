@@ -168,3 +168,4 @@ def test_frequent_tokens_are_those_of_responses_only():
     corpus = Corpus(tokens, response, np.array([0, 10]), "key")
     assert corpus.frequent_response_tokens(2).tolist() == [4, 7]
     assert corpus.frequent_response_tokens(3).tolist() == [4, 7, 2]
+    assert corpus.response_share(corpus.frequent_response_tokens(2)) == 5 / 6
