@@ -55,7 +55,7 @@ def test_the_target_as_its_own_drafter_writes_the_same(prompts: list[Prompt]) ->
     assert len(results["itself"]) == 6
     for each in results["itself"]:
         # It writes on where the target was stopped by max_tokens.
-        assert each.common == each.rest and each.similarity > 0.75 and each.call in (True, None)
+        assert each.common == each.rest and each.similarity > 0.6 and each.call in (True, None)
 
 
 def test_from_memory_a_drafter_goes_on_as_its_tree_begins(prompts: list[Prompt]) -> None:

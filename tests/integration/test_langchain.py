@@ -30,7 +30,7 @@ NOT_KEPT = httpx.Limits(max_keepalive_connections=0)
 # An error of the server's is none of these exceptions, and fails the test.
 TOO_SMALL = pytest.mark.xfail(
     raises=(AssertionError, ValidationError, OutputParserException),
-    reason="what the bundled model, with its 13 M parameters, says here is well formed and wrong",
+    reason="what the bundled model, with its 13 M parameters, says here is well formed, and wrong or endless",
 )
 
 
@@ -101,6 +101,10 @@ class TestBundledTarget(Suite):
     @TOO_SMALL
     async def test_tool_calling_async(self, model: BaseChatModel) -> None:
         await super().test_tool_calling_async(model)
+
+    @TOO_SMALL
+    def test_structured_output_pydantic_2_v1(self, model: BaseChatModel) -> None:
+        super().test_structured_output_pydantic_2_v1(model)
 
     @TOO_SMALL
     def test_agent_loop(self, model: BaseChatModel) -> None:

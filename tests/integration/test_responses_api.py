@@ -86,7 +86,7 @@ def test_calls_are_those_of_chat_streamed_and_not(client: openai.OpenAI) -> None
         "description": "Find a restaurant in a city",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     }
-    ask = "Find me a restaurant in San Jose."
+    ask = "Find me an Italian restaurant in San Jose."
     chat = client.chat.completions.create(
         model="concierge",
         messages=[{"role": "user", "content": ask}],
@@ -114,7 +114,7 @@ def test_calls_are_those_of_chat_streamed_and_not(client: openai.OpenAI) -> None
 
 class Booking(BaseModel):
     city: Literal["Rome", "San Jose"]
-    people: int
+    people: Literal[2, 4]
 
 
 def test_openais_client_parses_a_form(client: openai.OpenAI) -> None:

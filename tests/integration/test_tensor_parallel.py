@@ -46,7 +46,8 @@ def others(server: Server) -> list[int]:
 @pytest.mark.parametrize("speculative", [True, False])
 def test_answers_are_those_of_one_process(server: Server, shared: Server, parameters: dict[str, object], speculative: bool) -> None:
     asked = [[answer(each, text, speculative=speculative, **parameters) for text in QUESTIONS] for each in (server, shared)]
-    assert asked[0] == asked[1]
+    # Not how many passes they took: what is drafted goes by what each server saw before.
+    assert [text for text, _ in asked[0]] == [text for text, _ in asked[1]]
     calls, tokens = sum(count for _, count in asked[1]), len(QUESTIONS) * 60
     assert not speculative or calls < tokens / 2
 

@@ -99,7 +99,7 @@ def test_a_table_is_booked(client: openai.OpenAI) -> None:
 
 
 FORCED = ["required", {"type": "function", "function": {"name": "ReserveRestaurant"}}]
-QUESTIONS = ["Hello!", "What is 12 times 12?", "Book me a table for four in Oakland at noon."]
+QUESTIONS = ["Hello there!", "What is 12 times 12?", "Book me a table for four in Oakland at noon."]
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
