@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Final, cast
 
 from ray.exceptions import RayError, RayTaskError
@@ -14,8 +17,10 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentRes
 
 from app.cluster.board import replicas_of
 from speculative.errors import EngineError, EngineLoadError, EngineStepError, ReplicaLostError
+from speculative.replicas.inboxes import Inbox, Inboxes
 from speculative.replicas.messages import ReplicaState, Told, Wish
 from speculative.request import OfferedTree, Request
+from speculative.waiting import set_within
 
 logger = logging.getLogger("moaserve.replicas")
 
@@ -23,11 +28,15 @@ ASK_S: Final = 0.5
 """Seconds between two looks at the replicas."""
 
 ANSWER_S: Final = 5.0
-"""Seconds that a replica has to say how it is."""
+"""Seconds that a replica has to say how it is, and that its last message may be under way."""
 
 
 class RayFleet:
-    """Engines of a deployment. ``open`` brings its handle once it is deployed, ``close`` ends what that has begun."""
+    """Engines of a deployment. ``open`` brings its handle once it is deployed, ``close`` ends what that has begun.
+
+    A text is a call that lasts as long as the text does and returns nothing: what is said of all texts at a replica comes as
+    one stream, since Ray takes some milliseconds for a message whatever is in it.
+    """
 
     def __init__(self, open: Callable[[], Awaitable[DeploymentHandle[Any]]], close: Callable[[], Awaitable[None]]) -> None:
         self._open, self._close = open, close
@@ -36,6 +45,11 @@ class RayFleet:
         self._changed: Callable[[], None] = lambda: None
         self._looking: asyncio.Task[None] | None = None
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._listener = secrets.token_hex(8)
+        self._listening: dict[str, asyncio.Task[None]] = {}
+        self._gone_since: dict[str, float] = {}
+        self._inboxes = Inboxes()
         self.failure: EngineError | None = None
 
     async def start(self, changed: Callable[[], None]) -> None:
@@ -45,7 +59,9 @@ class RayFleet:
 
     async def stop(self) -> None:
         """As in Fleet."""
-        tasks = [task for task in (self._looking, *self._asking.values()) if task is not None]
+        tasks = [
+            task for task in (self._looking, *self._asking.values(), *self._listening.values(), *self._calls) if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -58,23 +74,37 @@ class RayFleet:
 
     async def generate(self, request: Request, wish: Wish) -> AsyncGenerator[Told, None]:
         """As in Fleet."""
-        response = cast("DeploymentResponseGenerator[Told]", _called(self._deployed().generate, request, wish=wish))
-        ended, replica = False, ""
+        with self._inboxes.opened(request.request_id) as inbox:
+            call = asyncio.create_task(self._call(request, wish, inbox))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+            try:
+                async with aclosing(inbox.messages()) as messages:
+                    async for told in messages:
+                        if told.is_last:  # the router is to know that there is room before whoever reads this asks anew
+                            await asyncio.wait({call}, timeout=ANSWER_S)
+                        yield told
+            finally:
+                if not inbox.has_ended.is_set():
+                    call.cancel()
+
+    async def _call(self, request: Request, wish: Wish, inbox: Inbox) -> None:
+        """Have a replica answer; how that fails is for the inbox."""
+        response = _called(self._unary().generate, request, self._listener, wish=wish)
         try:
-            async for told in response:
-                replica = told.replica
-                yield told
-            ended = True
-        except RayTaskError as error:
-            ended = True
-            logger.exception("a replica failed")
-            raise EngineStepError(f"the replica failed: {error}") from error
-        except (RayError, RayServeException) as error:
-            ended = True
-            raise ReplicaLostError(str(error).splitlines()[0], replica) from error
-        finally:
-            if not ended:
-                response.cancel()
+            await response
+            if not await set_within(inbox.has_ended, ANSWER_S):
+                inbox.fail(ReplicaLostError("the replica's last message has not come", inbox.replica))
+        except asyncio.CancelledError:
+            response.cancel()
+            inbox.fail(ReplicaLostError("the call was cancelled", inbox.replica))
+            raise
+        except Exception as error:
+            if isinstance(error, RayError | RayServeException) and not isinstance(error, RayTaskError):
+                inbox.fail(ReplicaLostError(str(error).splitlines()[0], inbox.replica))
+            else:
+                logger.exception("a replica failed")
+                inbox.fail(EngineStepError(f"the replica failed: {error}"))
 
     async def offer(self, replica: str, request_id: str, tree: OfferedTree) -> None:
         """As in Fleet."""
@@ -112,7 +142,33 @@ class RayFleet:
             for name in names or ("",):
                 if name not in self._asking:
                     self._asking[name] = asyncio.create_task(self._ask(name))
+                if name and name not in self._listening:
+                    self._listening[name] = asyncio.create_task(self._listen(name))
+            self._leave({name for name in self._listening if name not in names})
             await asyncio.sleep(ASK_S)
+
+    def _leave(self, gone: set[str]) -> None:
+        """Listen no more to replicas that get no more texts and have ended theirs; Serve lets them live as long as we do listen."""
+        now = time.monotonic()
+        self._gone_since = {name: self._gone_since.get(name, now) for name in gone}
+        for name, since in self._gone_since.items():
+            if not self._inboxes.expect(name, since):
+                self._listening[name].cancel()
+
+    async def _listen(self, name: str) -> None:
+        """Deal out what a replica says, until it is lost or left."""
+        response = _called(self._deployed().listen, self._listener, wish=Wish(only=name))
+        stream = cast("DeploymentResponseGenerator[tuple[Told, ...]]", response)
+        try:
+            await asyncio.wait_for(anext(stream), ANSWER_S)
+            async for messages in stream:
+                self._inboxes.deal(messages)
+        except Exception as error:
+            logger.debug("replica %s says no more: %r", name, error)
+        finally:
+            response.cancel()
+            self._inboxes.lost(name)
+            del self._listening[name]
 
     async def _ask(self, name: str) -> None:
         """What a replica says of itself; of any replica where no ``name`` is known yet."""

@@ -48,7 +48,13 @@ class LocalCluster:
 
     async def _close(self) -> None:
         async with self._deploying:
-            await asyncio.to_thread(self._end)
+            if not ray.is_initialized():
+                return
+            await asyncio.to_thread(serve.delete, APPLICATION)
+            if self._is_ours:
+                if self._settings.address is None:
+                    await serve.shutdown_async()  # the router runs on this event loop
+                await asyncio.to_thread(ray.shutdown)
 
     def _begin(self) -> DeploymentHandle[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -62,7 +68,11 @@ class LocalCluster:
                     "num_cpus": max(math.ceil(cpus), os.cpu_count() or 1),
                     "include_dashboard": False,
                     "object_store_memory": STORE_BYTES,
-                    "_system_config": {"worker_niceness": 0},  # engines are what this machine is for
+                    "_system_config": {
+                        "worker_niceness": 0,  # engines are what this machine is for
+                        "enable_metrics_collection": False,  # the ingress has them, and Ray's dashboard is not there
+                        "task_events_report_interval_ms": 0,
+                    },
                     "_node_ip_address": "127.0.0.1",
                 }
             ray.init(address=self._settings.address or "local", log_to_driver=False, configure_logging=False, **own)
@@ -71,14 +81,6 @@ class LocalCluster:
 
     def _deploy(self, settings: ClusterSettings) -> DeploymentHandle[Any]:
         return serve.run(engines(settings), name=APPLICATION, route_prefix=None)
-
-    def _end(self) -> None:
-        if ray.is_initialized():
-            serve.delete(APPLICATION)
-            if self._is_ours:
-                if self._settings.address is None:
-                    serve.shutdown()
-                ray.shutdown()
 
     async def replace(self, settings: ClusterSettings) -> None:
         """A rolling update: replicas give way to others with these settings, and no request fails. Returns when all have."""

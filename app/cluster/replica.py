@@ -19,6 +19,7 @@ from speculative.async_engine import AsyncEngine
 from speculative.errors import EngineError
 from speculative.replicas.host import answer
 from speculative.replicas.messages import Failure, ReplicaState, Told, Wish
+from speculative.replicas.outboxes import Outboxes
 from speculative.request import OfferedTree, Request, RequestOutput
 
 
@@ -32,6 +33,7 @@ class EngineReplica:
         self._settings = settings = ReplicaSettings(**given)
         configure(settings.log_level, settings.log_format)
         self._name: str = serve.get_replica_context().replica_id.unique_id
+        self._outboxes = Outboxes()
         self._engine = AsyncEngine.from_config(settings.engine_config())
         self._stores = Stores.of(settings, Unobserved())
         self._conversations = Conversations(self._engine, self._stores.blocks) if self._stores.blocks is not None else None
@@ -39,11 +41,17 @@ class EngineReplica:
         await self._engine.start()
         await self._engine.wait_ready()
 
-    async def generate(self, request: Request, wish: Wish) -> AsyncGenerator[Told, None]:
-        """All messages about a request."""
+    async def generate(self, request: Request, listener: str, wish: Wish) -> None:
+        """Answer a request; all messages about it are for ``listener``. Returns once the last one is put there."""
         async with aclosing(answer(self._name, self._engine.info.target, self._run, request, wish)) as messages:
             async for told in messages:
-                yield told
+                self._outboxes.put(listener, told)
+
+    async def listen(self, listener: str, wish: Wish) -> AsyncGenerator[tuple[Told, ...], None]:
+        """All messages for ``listener``; see `Outboxes.listen`."""
+        async with aclosing(self._outboxes.listen(listener)) as gathered:
+            async for messages in gathered:
+                yield messages
 
     async def _run(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         conversations = self._conversations

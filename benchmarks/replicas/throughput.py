@@ -13,6 +13,9 @@ import httpx
 from benchmarks.network.processes import Process, moaserve
 from benchmarks.replicas.asking import rate
 
+TEXTS = 6
+"""Texts of each stream in a round: with two, a third of it is the beginning and the end, where slots are empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
@@ -51,9 +54,9 @@ async def throughput(
         for number in range(-1, rounds):  # the first warms all of them up
             first = 10_000 * (number + 2)
             told = {
-                "replicas": await rate(together, streams, 2 * streams, max_tokens, first),
-                "servers": await rate(alone, streams, 2 * streams, max_tokens, first + 3000),
-                "one": await rate(alone[:1], share, 2 * share, max_tokens, first + 6000),
+                "replicas": await rate(together, streams, TEXTS * streams, max_tokens, first),
+                "servers": await rate(alone, streams, TEXTS * streams, max_tokens, first + 3000),
+                "one": await rate(alone[:1], share, TEXTS * share, max_tokens, first + 6000),
             }
             if number >= 0:
                 for name, value in told.items():

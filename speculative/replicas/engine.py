@@ -202,7 +202,7 @@ class ReplicatedEngine:
             self._affinity.learn(keys, told.replica, request.session)
             stream.placed(told.replica, told.time)
             while True:
-                for output in told.outputs:
+                if (output := told.output) is not None:
                     if output.finish_reason == "abort":  # nobody here has asked for it
                         raise ReplicaLostError("the replica stops", told.replica)
                     yield stream.take(output)

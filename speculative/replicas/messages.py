@@ -51,12 +51,22 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Outputs of a request, none in the first message: it says who has taken it. ``time`` is the replica's monotonic clock's."""
+    """An output of a request, none in the first message: it says who has taken it. ``time`` is the replica's monotonic clock's.
 
+    One that ``can_wait`` may be sent a little later, together with others.
+    """
+
+    request_id: str
     replica: str
     time: float
-    outputs: tuple[RequestOutput, ...] = ()
+    output: RequestOutput | None = None
     failure: Failure | None = None
+    can_wait: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing more is said of the request."""
+        return self.failure is not None or (self.output is not None and self.output.finish_reason is not None)
 
 
 @dataclass(frozen=True, slots=True)

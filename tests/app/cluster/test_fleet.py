@@ -2,49 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Any
+import asyncio
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from speculative.errors import EngineStepError, ReplicaLostError
 from speculative.replicas.messages import Told, Wish
-from speculative.request import Request, SamplingParams
+from speculative.request import Request, RequestOutput, RequestStats, SamplingParams
 
-context = pytest.importorskip("ray.serve.context", reason="needs the extra ray")
+pytest.importorskip("app.cluster.fleet", reason="needs the extra ray")
 
+from ray import exceptions
+from ray.serve import context
 
-class Method:
-    """Stands in for a handle; it notes which request Serve takes a call for."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, Wish]] = []
-        self.deployment_name, self.generate = "engine", self
-
-    def options(self, **_: Any) -> Method:
-        return self
-
-    def remote(self, *_: Any, wish: Wish) -> AsyncGenerator[Told, None]:
-        self.seen.append((context._get_serve_request_context()._internal_request_id, wish))
-
-        async def told() -> AsyncGenerator[Told, None]:
-            yield Told("replica", 0.0)
-
-        return told()
-
-
-async def test_choices_of_one_http_request_are_calls_of_their_own() -> None:
+if TYPE_CHECKING:
     from app.cluster.fleet import RayFleet
 
-    method = Method()
+
+class Handle:
+    """Stands in for a deployment's; it notes which request Serve takes a call for."""
+
+    deployment_name = "engine"
+
+    def __init__(self, outcome: Exception | None = None) -> None:
+        self.seen: list[tuple[str, Wish]] = []
+        self.cancelled = 0
+        self._outcome = outcome
+        self.answered = asyncio.Event()
+
+    @property
+    def generate(self) -> Handle:
+        return self
+
+    def options(self, **_: Any) -> Handle:
+        return self
+
+    def remote(self, request: Request, listener: str, wish: Wish) -> Handle:
+        self.seen.append((context._get_serve_request_context()._internal_request_id, wish))
+        return self
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from self.answered.wait().__await__()
+        if self._outcome is not None:
+            raise self._outcome
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def fleet_of(handle: Handle) -> RayFleet:
+    from app.cluster.fleet import RayFleet
 
     async def nothing() -> None:
         return None
 
     fleet = RayFleet(lambda: nothing(), nothing)  # type: ignore[arg-type, return-value]
-    fleet._handle = method  # type: ignore[assignment]
+    fleet._handle = handle  # type: ignore[assignment]
+    return fleet
+
+
+def request(request_id: str = "text") -> Request:
+    return Request(request_id, (1, 2), SamplingParams(max_tokens=1))
+
+
+def last(request_id: str = "text") -> Told:
+    return Told(request_id, "replica", 0.0, RequestOutput(request_id, (1,), "x", "length", RequestStats()))
+
+
+async def test_choices_of_one_http_request_are_calls_of_their_own() -> None:
+    handle = Handle()
+    fleet = fleet_of(handle)
     context._set_request_context(_internal_request_id="of the HTTP request")
     for number in range(2):
-        request = Request(f"choice-{number}", (1, 2), SamplingParams(max_tokens=1))
-        assert [told.replica async for told in fleet.generate(request, Wish("target"))] == ["replica"]
-    assert method.seen == [("", Wish("target"))] * 2, "with an id of its own each, as Serve gives where there is none"
+        messages = fleet.generate(request(f"choice-{number}"), Wish("target"))
+        coming = asyncio.ensure_future(anext(messages))
+        while len(handle.seen) == number:
+            await asyncio.sleep(0)
+        fleet._inboxes.deal([last(f"choice-{number}")])
+        assert (await coming).replica == "replica"
+        await messages.aclose()
+    assert handle.seen == [("", Wish("target"))] * 2, "with an id of its own each, as Serve gives where there is none"
     assert context._get_serve_request_context()._internal_request_id == "of the HTTP request"
+    assert not handle.cancelled, "what has ended is not cancelled"
+
+
+async def test_a_text_that_is_left_is_cancelled_at_its_replica() -> None:
+    handle = Handle()
+    fleet = fleet_of(handle)
+    messages = fleet.generate(request(), Wish())
+    coming = asyncio.ensure_future(anext(messages))
+    while not handle.seen:
+        await asyncio.sleep(0)
+    fleet._inboxes.deal([Told("text", "replica", 0.0)])
+    await coming
+    await messages.aclose()
+    while not handle.cancelled:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (exceptions.RayActorError(), ReplicaLostError),
+        (exceptions.RayTaskError("generate", "traceback", ValueError("a fault")), EngineStepError),
+        (ValueError("a fault"), EngineStepError),
+        (None, ReplicaLostError),
+    ],
+)
+async def test_what_becomes_of_a_call_is_told(
+    outcome: Exception | None, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.cluster.fleet.ANSWER_S", 0.01)
+    handle = Handle(outcome)
+    fleet = fleet_of(handle)
+    messages = fleet.generate(request(), Wish())
+    handle.answered.set()
+    with pytest.raises(expected):
+        await anext(messages)

@@ -13,15 +13,29 @@ from speculative.async_engine import AsyncEngine
 from speculative.config import ModelInfo
 from speculative.errors import EngineError, ReplicaLostError
 from speculative.replicas.host import answer
+from speculative.replicas.inboxes import Inbox, Inboxes
 from speculative.replicas.messages import ReplicaState, Told, Wish
+from speculative.replicas.outboxes import Outboxes
 from speculative.replicas.routing import rank
 from speculative.request import OfferedTree, Request
+
+INGRESS = "ingress"
 
 
 @dataclass
 class Replica:
     engine: AsyncEngine
-    killed: asyncio.Event = field(default_factory=asyncio.Event)
+    outboxes: Outboxes = field(default_factory=lambda: Outboxes(gather_s=0))
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def answer(self, name: str, request: Request, wish: Wish, inbox: Inbox) -> None:
+        try:
+            async with aclosing(answer(name, self.engine.info.target, self.engine.generate, request, wish)) as messages:
+                async for told in messages:
+                    self.outboxes.put(INGRESS, told)
+        except asyncio.CancelledError:
+            inbox.fail(ReplicaLostError("killed", name))
+            raise
 
 
 class LocalFleet:
@@ -33,6 +47,7 @@ class LocalFleet:
         self.loads: Counter[str] = Counter()
         self.placed: list[tuple[str, str]] = []
         self.asked: list[Request] = []
+        self._inboxes = Inboxes()
         self._changed: Callable[[], None] = lambda: None
         self._more = asyncio.Condition()
         self.engines = engines
@@ -46,20 +61,24 @@ class LocalFleet:
             await self.add(engine)
 
     async def stop(self) -> None:
+        for task in [task for replica in self.replicas.values() for task in replica.tasks]:
+            task.cancel()
         for engine in self.engines:
             await engine.stop()
 
     async def add(self, engine: AsyncEngine) -> str:
         name = f"replica-{next(self._numbers)}"
         async with self._more:
-            self.replicas[name] = Replica(engine)
+            replica = self.replicas[name] = Replica(engine)
+            replica.tasks.add(asyncio.create_task(self._listen(replica)))
             self._changed()
             self._more.notify_all()
         return name
 
     def kill(self, name: str) -> AsyncEngine:
         replica = self.replicas.pop(name)
-        replica.killed.set()
+        for task in replica.tasks:
+            task.cancel()
         self._changed()
         return replica.engine
 
@@ -79,31 +98,25 @@ class LocalFleet:
         self.loads[name] += 1
         self.placed.append((request.request_id, name))
         self.asked.append(request)
-        try:
-            async with aclosing(answer(name, replica.engine.info.target, replica.engine.generate, request, wish, 0)) as messages:
-                while (told := await self._next(messages, replica, name)) is not None:
-                    yield told
-        finally:
-            self.loads[name] -= 1
+        with self._inboxes.opened(request.request_id) as inbox:
+            call = asyncio.create_task(replica.answer(name, request, wish, inbox))
+            replica.tasks.add(call)
+            try:
+                async with aclosing(inbox.messages()) as messages:
+                    async for told in messages:
+                        yield told
+            finally:
+                self.loads[name] -= 1
+                replica.tasks.discard(call)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+
+    async def _listen(self, replica: Replica) -> None:
+        async for messages in replica.outboxes.listen(INGRESS):
+            self._inboxes.deal(messages)
 
     def _loads(self) -> dict[str, float]:
         return {name: self.loads[name] for name in self.replicas}
-
-    async def _next(self, messages: AsyncGenerator[Told, None], replica: Replica, name: str) -> Told | None:
-        coming = asyncio.create_task(_next(messages))
-        dying = asyncio.ensure_future(replica.killed.wait())
-        try:
-            await asyncio.wait({coming, dying}, return_when=asyncio.FIRST_COMPLETED)
-            if replica.killed.is_set():
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
-                raise ReplicaLostError("killed", name)
-            return coming.result()
-        finally:
-            dying.cancel()
-            if not coming.done():
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
 
     async def offer(self, replica: str, request_id: str, tree: OfferedTree) -> None:
         if replica not in self.replicas:
@@ -114,9 +127,3 @@ class LocalFleet:
             if replica not in self.replicas:
                 raise ReplicaLostError("killed", replica) from None
             raise
-
-
-async def _next(messages: AsyncGenerator[Told, None]) -> Told | None:
-    async for told in messages:
-        return told
-    return None

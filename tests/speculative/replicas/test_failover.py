@@ -183,7 +183,8 @@ async def test_a_request_that_ends_replicas_is_given_up(make_speller: MakeSpelle
         async def deadly(request, wish):
             async for told in original(request, wish):
                 yield told
-                reviving.append(asyncio.create_task(fleet.add(fleet.kill(told.replica))))
+                if told.replica in fleet.replicas:  # what it said last may still be under way
+                    reviving.append(asyncio.create_task(fleet.add(fleet.kill(told.replica))))
 
         reviving: list[asyncio.Task[str]] = []
         fleet.generate = deadly  # type: ignore[method-assign]
