@@ -2,8 +2,9 @@
 // is mostly packing, and it reads every text's rows as far as the longest goes.
 //
 // A task is one text, one KV head and up to 32 query rows. Keys are multiplied where they lie, as S^T = K Q^T, so that a vector
-// holds one key's scores of 16 query rows; values are interleaved by pairs, as the second product wants them. Stretches of 32
-// cache rows that none of the task's rows may see are passed over. Softmax is online (arXiv 2205.14135), in float32.
+// holds one key's scores of 16 query rows; values are interleaved by pairs, as the second product wants them, once for all of a
+// thread's tasks of a text and KV head. Stretches of 32 cache rows that none of the task's rows may see are passed over; which
+// those are is found once for all heads, and by a decoder for all layers. Softmax is online (arXiv 2205.14135), in float32.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
@@ -16,6 +17,7 @@
 #include <cmath>
 #include <limits>
 #include <tuple>
+#include <vector>
 
 #include "cached_attention.h"
 #include "tiles.h"
@@ -62,15 +64,58 @@ constexpr int64_t kMaxHeadDim = 256;
 constexpr int kHidden = 0xFF80;       // -inf in bfloat16
 constexpr int64_t kSmallest = 1024;   // cache rows times tiles of queries that are worth another thread, some 10 µs
 
-enum class Seen { kNothing, kAll, kSome };
+enum Seen : uint8_t { kNothing, kAll, kSome };
+
+// A text's and KV head's values, interleaved by pairs: those of one chunk, or, where several tasks read them, of all blocks.
+class Values {
+ public:
+  Values(int64_t blocks, int64_t columns, bool shared)
+      : columns_(columns), shared_(shared), packed_((shared ? blocks : kChunk) * columns * kTileBytes), done_(shared ? blocks : 0) {}
+
+  bool shared() const { return shared_; }
+
+  // Others' from here on.
+  void forget() { std::fill(done_.begin(), done_.end(), false); }
+
+  bool has(int64_t block) const { return shared_ && block < static_cast<int64_t>(done_.size()) && done_[block]; }
+
+  const char* at(int64_t place) const { return packed_.data() + place * columns_ * kTileBytes; }
+
+  // Interleaves up to 32 rows, one every `row` numbers, to `place`; rows behind the last are 0.
+  AMX void pack(int64_t place, const at::BFloat16* values, int64_t row, int64_t count) {
+    if (shared_ && done_[place]) return;
+    if (shared_) done_[place] = true;
+    const __m512i order = tiles::pairs_order();
+    char* to = packed_.data() + place * columns_ * kTileBytes;
+    for (int64_t column = 0; column < columns_; ++column, values += kTile) {
+      for (int64_t i = 0; i < kBlock; i += 2, to += 64) {
+        const auto* from = reinterpret_cast<const __m256i*>(values + i * row);
+        const auto* below = reinterpret_cast<const __m256i*>(values + (i + 1) * row);
+        __m512i both = _mm512_setzero_si512();
+        if (i + 1 < count) {
+          both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(from)), _mm256_loadu_si256(below), 1);
+        } else if (i < count) {
+          both = _mm512_zextsi256_si512(_mm256_loadu_si256(from));
+        }
+        _mm512_store_si512(to, _mm512_permutexvar_epi16(order, both));
+      }
+    }
+  }
+
+ private:
+  const int64_t columns_;
+  const bool shared_;
+  std::vector<char, tiles::Aligned<char>> packed_;
+  std::vector<char> done_;
+};
 
 // One text's KV head and query rows.
 class Task {
  public:
-  // `kv` are the head's keys, `in_row` elements behind their row's first.
+  // `kv` are the head's keys, `in_row` elements behind their row's first; `seen` is what the rows see of each block.
   Task(
       const at::BFloat16* queries, int64_t query_row, const at::BFloat16* kv, int64_t kv_row, int64_t in_row,
-      const at::BFloat16* mask, int64_t mask_row, int64_t rows, const Shape& shape)
+      const at::BFloat16* mask, int64_t mask_row, int64_t rows, const Shape& shape, const uint8_t* seen, Values& values)
       : queries_(queries),
         query_row_(query_row),
         keys_(kv),
@@ -85,7 +130,9 @@ class Task {
         tiles_((rows + kTile - 1) / kTile),
         steps_((lead_ + shape.head_dim + kBlock - 1) / kBlock),
         columns_(shape.head_dim / kTile),
-        to_exponent_(tiles::to_exponent(shape.head_dim)) {}
+        to_exponent_(tiles::to_exponent(shape.head_dim)),
+        seen_(seen),
+        values_(values) {}
 
   // Writes the rows' attended values to `out`, in the layout of the queries.
   AMX void run(at::BFloat16* out) {
@@ -96,8 +143,11 @@ class Task {
     held_ = 0;
     for (int64_t start = 0; start < span_; start += kBlock) {
       fetch_ahead(start);
-      const Seen seen = what_is_seen(start);
+      const uint8_t seen = seen_[start / kBlock];
       if (seen == Seen::kNothing) continue;
+      const int64_t place = values_.shared() ? start / kBlock : held_;
+      if (held_ > 0 && place != first_ + held_) finish_chunk();  // a chunk's values lie one behind the other
+      if (held_ == 0) first_ = values_.shared() ? place : 0;
       score(start, seen);
       if (++held_ == kChunk) finish_chunk();
     }
@@ -131,22 +181,9 @@ class Task {
     }
   }
 
-  AMX Seen what_is_seen(int64_t start) const {
-    const __mmask32 within = first_words(span_ - start);
-    const __m512i hidden = _mm512_set1_epi16(static_cast<int16_t>(kHidden));
-    __m512i any = _mm512_setzero_si512(), differs = _mm512_setzero_si512();
-    const at::BFloat16* row = mask_ + start;
-    for (int64_t i = 0; i < rows_; ++i, row += mask_row_) {
-      const __m512i values = _mm512_mask_loadu_epi16(hidden, within, row);
-      any = _mm512_or_si512(any, values);
-      differs = _mm512_ternarylogic_epi64(differs, values, hidden, 0xF6);  // differs | (values ^ hidden)
-    }
-    if (_mm512_test_epi32_mask(differs, differs) == 0) return Seen::kNothing;
-    return _mm512_test_epi32_mask(any, any) == 0 ? Seen::kAll : Seen::kSome;
-  }
-
   // Texts' rows come from the third-level cache, a few lines here and there in each: too little for the processor to foresee.
   void fetch_ahead(int64_t start) const {
+    if (values_.has(start / kBlock + kAhead)) return;  // another task has just read them
     const int64_t end = std::min(start + (1 + kAhead) * kBlock, span_);
     for (int64_t row = start == 0 ? kBlock : start + kAhead * kBlock; row < end; ++row) {
       const at::BFloat16* keys = keys_ + row * kv_row_ - lead_;
@@ -158,7 +195,7 @@ class Task {
   }
 
   // Scores of a block and, interleaved, its values.
-  AMX void score(int64_t start, Seen seen) {
+  AMX void score(int64_t start, uint8_t seen) {
     const at::BFloat16* keys = keys_ + start * kv_row_ - lead_;
     const at::BFloat16* values = keys_ + start * kv_row_ + values_offset_;
     int64_t stride = kv_row_;
@@ -181,7 +218,7 @@ class Task {
     } else {
       multiply<2, 2>(a, kBlock, b, steps_, scores, false);
     }
-    interleave(values, count);
+    values_.pack(first_ + held_, values, kv_row_, count);
     if (seen == Seen::kSome) add_mask(start, scores);
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       __m512 most[2] = {maximum_[tile], maximum_[tile]};
@@ -190,24 +227,6 @@ class Task {
         for (int i = 0; i < 16; ++i) most[i % 2] = _mm512_max_ps(most[i % 2], _mm512_load_ps(from + 16 * i));
       }
       next_maximum_[tile] = _mm512_max_ps(held_ == 0 ? maximum_[tile] : next_maximum_[tile], _mm512_max_ps(most[0], most[1]));
-    }
-  }
-
-  AMX void interleave(const at::BFloat16* values, int64_t count) {
-    const __m512i order = tiles::pairs_order();
-    for (int64_t column = 0; column < columns_; ++column, values += kTile) {
-      char* to = packed_values_ + (held_ * columns_ + column) * kTileBytes;
-      for (int64_t row = 0; row < kBlock; row += 2, to += 64) {
-        const auto* from = reinterpret_cast<const __m256i*>(values + row * kv_row_);
-        const auto* below = reinterpret_cast<const __m256i*>(values + (row + 1) * kv_row_);
-        __m512i both = _mm512_setzero_si512();
-        if (row + 1 < count) {
-          both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(from)), _mm256_loadu_si256(below), 1);
-        } else if (row < count) {
-          both = _mm512_zextsi256_si512(_mm256_loadu_si256(from));
-        }
-        _mm512_store_si512(to, _mm512_permutexvar_epi16(order, both));
-      }
     }
   }
 
@@ -259,7 +278,7 @@ class Task {
     const int64_t block_bytes = 2 * tiles_ * kTileFloats * 4;
     for (int64_t column = 0; column < columns_; column += 2) {
       const Operand a{reinterpret_cast<const char*>(scores_), 64, kTileFloats * 4, block_bytes};
-      const Operand b{packed_values_ + column * kTileBytes, 64, kTileBytes, columns_ * kTileBytes};
+      const Operand b{values_.at(first_) + column * kTileBytes, 64, kTileBytes, columns_ * kTileBytes};
       float* out = out_ + column * tiles_ * kTileFloats;
       const bool two = column + 1 < columns_;
       if (tiles_ == 1) {
@@ -366,59 +385,113 @@ class Task {
   const int64_t mask_row_;
   const int64_t rows_, span_, values_offset_, head_dim_, lead_, tiles_, steps_, columns_;
   const float to_exponent_;
+  const uint8_t* const seen_;
+  Values& values_;
   bool started_ = false;
-  int64_t held_ = 0;
+  int64_t held_ = 0, first_ = 0;  // blocks whose scores are held, and where the values of the first are
   __m512 maximum_[2], next_maximum_[2], sum_[2];
   alignas(64) char packed_queries_[2 * (kMaxHeadDim / kBlock + 1) * kTileBytes];
-  alignas(64) char packed_values_[kChunk * kMaxHeadDim / kTile * kTileBytes];
   alignas(64) float scores_[kChunk * 4 * kTileFloats];
   alignas(64) float out_[2 * kMaxHeadDim / kTile * kTileFloats];
   alignas(64) uint16_t last_keys_[kBlock * (kMaxHeadDim + kBlock)];
 };
 
-void by_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s, at::Tensor& out) {
+// Tasks of a text and KV head.
+int64_t groups_of(int64_t rows) {
+  return (rows + 2 * kTile - 1) / (2 * kTile);
+}
+
+int64_t blocks_of(int64_t span) {
+  return (span + kBlock - 1) / kBlock;
+}
+
+// What `rows` of a mask, one every `mask_row` numbers, see of a block of cache rows, of which `count` are within the span.
+AMX Seen what_is_seen(const at::BFloat16* row, int64_t mask_row, int64_t rows, int64_t count) {
+  const __mmask32 within = first_words(count);
+  const __m512i hidden = _mm512_set1_epi16(static_cast<int16_t>(kHidden));
+  __m512i any = _mm512_setzero_si512(), differs = _mm512_setzero_si512();
+  for (int64_t i = 0; i < rows; ++i, row += mask_row) {
+    const __m512i values = _mm512_mask_loadu_epi16(hidden, within, row);
+    any = _mm512_or_si512(any, values);
+    differs = _mm512_ternarylogic_epi64(differs, values, hidden, 0xF6);  // differs | (values ^ hidden)
+  }
+  if (_mm512_test_epi32_mask(differs, differs) == 0) return Seen::kNothing;
+  return _mm512_test_epi32_mask(any, any) == 0 ? Seen::kAll : Seen::kSome;
+}
+
+void by_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s, const Sight& sight, at::Tensor& out) {
   const auto* queries_data = queries.const_data_ptr<at::BFloat16>();
   const auto* kv_data = kv.const_data_ptr<at::BFloat16>();
   const auto* mask_data = mask.const_data_ptr<at::BFloat16>();
   auto* out_data = out.data_ptr<at::BFloat16>();
   const int64_t query_row = s.kv_heads * s.head_dim, kv_text = kv.stride(0), kv_row = kv.stride(1);
   const int64_t mask_text = mask.stride(0), mask_row = mask.stride(2);
-  const int64_t groups = (s.rows + 2 * kTile - 1) / (2 * kTile);
+  const int64_t groups = groups_of(s.rows), blocks = blocks_of(s.span);
   const int64_t cost = s.span * (s.rows > kTile ? 2 : 1);
   at::parallel_for(0, s.batch * s.kv_heads * groups, std::max<int64_t>(1, kSmallest / cost), [&](int64_t begin, int64_t end) {
     tiles::configure();
+    Values values(blocks, s.head_dim / kTile, groups > 1);
     for (int64_t index = begin; index < end; ++index) {
       const int64_t group = index % groups, head = index / groups % s.kv_heads, text = index / groups / s.kv_heads;
       const int64_t first = group * 2 * kTile, offset = (text * s.rows + first) * query_row + head * s.head_dim;
+      if (group == 0) values.forget();
       Task task(
           queries_data + offset, query_row, kv_data + text * kv_text + head * s.head_dim, kv_row, head * s.head_dim,
-          mask_data + text * mask_text + first * mask_row, mask_row, std::min(2 * kTile, s.rows - first), s);
+          mask_data + text * mask_text + first * mask_row, mask_row, std::min(2 * kTile, s.rows - first), s,
+          sight.data() + (text * groups + group) * blocks, values);
       task.run(out_data + offset);
     }
     tiles::release();
   });
 }
 
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16 && tensor.stride(-1) == 1;
+}
+
 bool suits_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s) {
-  const auto dense = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16 && tensor.stride(-1) == 1; };
   const bool sizes = s.span > 0 && s.head_dim % kTile == 0 && s.head_dim <= kMaxHeadDim;
-  return sizes && tiles::available() && dense(queries) && dense(kv) && dense(mask) && queries.is_contiguous();
+  return sizes && tiles::available() && is_dense(queries) && is_dense(kv) && is_dense(mask) && queries.is_contiguous();
 }
 
 #endif
 
 }  // namespace
 
-at::Tensor cached_attention(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads) {
+Sight sight_of(const at::Tensor& mask) {
+  Sight sight;
+#ifdef MOASERVE_AMX
+  if (!tiles::available() || !is_dense(mask)) return sight;
+  const int64_t batch = mask.size(0), rows = mask.size(2), span = mask.size(3), groups = groups_of(rows), blocks = blocks_of(span);
+  sight.reserve(batch * groups * blocks);
+  for (int64_t text = 0; text < batch; ++text) {
+    for (int64_t first = 0; first < rows; first += 2 * kTile) {
+      const auto* row = mask.const_data_ptr<at::BFloat16>() + text * mask.stride(0) + first * mask.stride(2);
+      for (int64_t start = 0; start < span; start += kBlock) {
+        sight.push_back(what_is_seen(row + start, mask.stride(2), std::min(2 * kTile, rows - first), span - start));
+      }
+    }
+  }
+#endif
+  return sight;
+}
+
+at::Tensor cached_attention(
+    const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads, const Sight& sight) {
   const Shape shape = checked(queries, kv, mask, kv_heads);
 #ifdef MOASERVE_AMX
   if (suits_tiles(queries, kv, mask, shape)) {
     at::Tensor out = at::empty_like(queries);
-    by_tiles(queries, kv, mask, shape, out);
+    by_tiles(queries, kv, mask, shape, sight, out);
     return out;
   }
 #endif
   return by_pytorch(queries, kv, mask, shape);
+}
+
+at::Tensor cached_attention(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads) {
+  checked(queries, kv, mask, kv_heads);
+  return cached_attention(queries, kv, mask, kv_heads, sight_of(mask));
 }
 
 // Compiled graphs call this by its name, without a dispatcher in between.
@@ -434,5 +507,5 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
 }
 
 TORCH_LIBRARY_IMPL(moaserve, CPU, library) {
-  library.impl("cached_attention", &cached_attention);
+  library.impl("cached_attention", static_cast<at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t)>(&cached_attention));
 }

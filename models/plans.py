@@ -34,7 +34,7 @@ def counting(count: int, device: torch.device) -> Tensor:
 def prefill_plan(cache: KVCache, groups: int, slot: int, start: int, end: int) -> AttentionPlan:
     """Tokens ``start`` … ``end`` of one slot's text, each seeing all up to itself, for ``groups`` query heads a KV head."""
     positions = torch.arange(start, end, device=cache.data.device)
-    mask = _text_mask(cache, span_of(cache, end), positions.repeat_interleave(groups).view(1, 1, -1, 1))
+    mask = _text_mask(cache, span_of(cache, end), positions.view(1, 1, -1, 1)).repeat_interleave(groups, dim=2)
     return AttentionPlan(slot, 1, end - start, positions, cache.flat_row(slot, 0) + positions, mask)
 
 

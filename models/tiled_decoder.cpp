@@ -47,6 +47,7 @@ struct Decoder : torch::CustomClassHolder {
     const at::Tensor x = at::empty({rows, size}, options.dtype(at::kFloat)), queries = at::empty({rows, q_size}, options);
     const at::Tensor qkv = at::empty({rows, q_size + kv_size}, options), out = at::empty({rows, size}, options);
     const tiles::Room room(layers_[0], rows);
+    const Sight sight = sight_of(mask);
     auto* stream = x.data_ptr<float>();
     auto *projected = qkv.data_ptr<BFloat16>(), *asked = queries.data_ptr<BFloat16>();
     tiles::for_rows(rows, [&](int64_t row) { tiles::embed(numbers(embedding_) + ids[row] * size, size, stream + row * size); });
@@ -64,7 +65,7 @@ struct Decoder : torch::CustomClassHolder {
         for (int64_t i = 0; i < kv_size / 2; i += head_dim_) tiles::rotate(from + q_size + i, cos, sin, half, keys + i);
         std::copy_n(from + q_size + kv_size / 2, kv_size / 2, keys + kv_size / 2);
       });
-      tiles::finish(layer, cached_attention(queries, cache, mask, kv_heads_), eps_, stream, room);
+      tiles::finish(layer, cached_attention(queries, cache, mask, kv_heads_, sight), eps_, stream, room);
     }
     tiles::normalize(stream, norm_, eps_, out);
     return {out};

@@ -55,6 +55,16 @@ def test_it_gives_what_pytorch_gives(batch: int, rows: int, head_dim: int) -> No
         check(*example(batch, rows, span, head_dim))
 
 
+@pytest.mark.parametrize("rows", [5, 30, 200])
+def test_stretches_in_the_midst_may_be_hidden_from_some_rows_or_all(rows: int) -> None:
+    queries, kv, mask = example(2, rows, 464, 48)
+    stretches = torch.rand(2, 1, -(-rows // 32), 15, generator=torch.Generator().manual_seed(rows)) < 0.5
+    stretches[..., 0] = False
+    stretches[0, ..., 5] = True
+    hidden = stretches.repeat_interleave(32, dim=2)[:, :, :rows].repeat_interleave(32, dim=3)[..., :464]
+    check(queries, kv, mask.masked_fill(hidden, float("-inf")))
+
+
 def test_the_number_of_threads_changes_nothing() -> None:
     inputs = example(8, 30, 700, 48)
     alone = cached_attention(*inputs, KV_HEADS)
