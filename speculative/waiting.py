@@ -19,3 +19,10 @@ async def for_ever() -> NoReturn:
     """Wait until cancelled."""
     while True:
         await asyncio.Event().wait()
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it has ended: before Python 3.12 a `wait_for` in it may answer a cancellation with its result."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=1.0)

@@ -11,6 +11,7 @@ from speculative.edge.connection import Connection
 from speculative.edge.opening import Server, open_connection
 from speculative.errors import ServerUnreachableError
 from speculative.remote.frames import Hello
+from speculative.waiting import ended
 
 logger = logging.getLogger("moaserve.edge")
 
@@ -79,8 +80,7 @@ class Link:
     async def close(self) -> None:
         """Hang up for good."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await ended(self._task)
         if self.connection is not None:
             await self.connection.close()
             self._forget(self.connection)
