@@ -419,7 +419,8 @@ AMX Seen what_is_seen(const at::BFloat16* row, int64_t mask_row, int64_t rows, i
   return _mm512_test_epi32_mask(any, any) == 0 ? Seen::kAll : Seen::kSome;
 }
 
-void by_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s, const Sight& sight, at::Tensor& out) {
+void by_tiles(
+    const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s, const Sight& sight, at::Tensor& out) {
   const auto* queries_data = queries.const_data_ptr<at::BFloat16>();
   const auto* kv_data = kv.const_data_ptr<at::BFloat16>();
   const auto* mask_data = mask.const_data_ptr<at::BFloat16>();
@@ -507,5 +508,6 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
 }
 
 TORCH_LIBRARY_IMPL(moaserve, CPU, library) {
-  library.impl("cached_attention", static_cast<at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t)>(&cached_attention));
+  using Operator = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t);
+  library.impl("cached_attention", static_cast<Operator>(&cached_attention));
 }

@@ -10,5 +10,6 @@ using Sight = std::vector<uint8_t>;
 Sight sight_of(const at::Tensor& mask);
 
 // Attention of rows over a cache: see cached_attention.py.
-at::Tensor cached_attention(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads, const Sight& sight);
+at::Tensor cached_attention(
+    const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads, const Sight& sight);
 at::Tensor cached_attention(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads);

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import NoReturn
 
 
 async def set_within(event: asyncio.Event, timeout: float) -> bool:
     """Whether ``event`` is set within ``timeout`` seconds."""
+    if event.is_set():
+        return True
+    waiting = asyncio.ensure_future(event.wait())  # not wait_for: see `ended`
     try:
-        await asyncio.wait_for(event.wait(), timeout)
-    except asyncio.TimeoutError:
-        return False
-    return True
+        await asyncio.wait({waiting}, timeout=timeout)
+        return waiting.done() or event.is_set()
+    finally:
+        waiting.cancel()
 
 
 async def for_ever() -> NoReturn:
@@ -21,8 +25,13 @@ async def for_ever() -> NoReturn:
         await asyncio.Event().wait()
 
 
-async def ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task until it has ended: before Python 3.12 a `wait_for` in it may answer a cancellation with its result."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=1.0)
+async def ended(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: before Python 3.12 a `wait_for` in one may answer a cancellation with its result."""
+    under_way = set(tasks)
+    while under_way:
+        for task in under_way:
+            task.cancel()
+        done, under_way = await asyncio.wait(under_way, timeout=1.0)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # it has been seen

@@ -20,7 +20,7 @@ from speculative.errors import EngineError, EngineLoadError, EngineStepError, Re
 from speculative.replicas.inboxes import Inbox, Inboxes
 from speculative.replicas.messages import ReplicaState, Told, Wish
 from speculative.request import OfferedTree, Request
-from speculative.waiting import set_within
+from speculative.waiting import ended, set_within
 
 logger = logging.getLogger("moaserve.replicas")
 
@@ -59,12 +59,9 @@ class RayFleet:
 
     async def stop(self) -> None:
         """As in Fleet."""
-        tasks = [
-            task for task in (self._looking, *self._asking.values(), *self._listening.values(), *self._calls) if task is not None
-        ]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._looking is not None:
+            await ended({self._looking})  # it starts the others
+        await ended({*self._asking.values(), *self._listening.values(), *self._calls})
         await self._close()
 
     @property
@@ -163,8 +160,10 @@ class RayFleet:
             await asyncio.wait_for(anext(stream), ANSWER_S)
             async for messages in stream:
                 self._inboxes.deal(messages)
-        except Exception as error:
+        except (asyncio.TimeoutError, StopAsyncIteration, RayError, RayServeException) as error:
             logger.debug("replica %s says no more: %r", name, error)
+        except Exception:
+            logger.exception("what replica %s says cannot be read", name)
         finally:
             response.cancel()
             self._inboxes.lost(name)

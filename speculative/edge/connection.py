@@ -16,6 +16,7 @@ from speculative.errors import EngineError, ProtocolError
 from speculative.remote.frames import Cancel, ClientFrame, Closed, Error, Ping, Pong, ServerFrame, Welcome
 from speculative.remote.limits import Limits
 from speculative.remote.protocol import decode_server, encode
+from speculative.waiting import ended
 
 PING_S = 0.2
 PATIENCE_S = 0.6
@@ -92,9 +93,7 @@ class Connection:
             with contextlib.suppress(ConnectionClosed, asyncio.TimeoutError, OSError):
                 await asyncio.wait_for(self._socket.close(), CLOSING_S)
         self.fail("it was closed")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(self._tasks)
 
     def forget(self, number: int) -> None:
         """A session's number is free again."""

@@ -80,7 +80,7 @@ class Link:
     async def close(self) -> None:
         """Hang up for good."""
         if self._task is not None:
-            await ended(self._task)
+            await ended({self._task})
         if self.connection is not None:
             await self.connection.close()
             self._forget(self.connection)

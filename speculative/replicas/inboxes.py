@@ -33,15 +33,13 @@ class Inbox:
 
     async def messages(self) -> AsyncGenerator[Told, None]:
         """What is said until the text ends; raises what ``fail`` was told."""
-        while True:
+        while not self.has_ended.is_set():
             told = await self._arrived.get()
             if isinstance(told, EngineError):
                 raise told
             if told.is_last:
                 self.has_ended.set()
             yield told
-            if told.is_last:
-                return
 
 
 class Inboxes:

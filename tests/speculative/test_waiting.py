@@ -22,5 +22,5 @@ async def test_a_task_that_answers_a_cancellation_with_a_result_is_cancelled_aga
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    await asyncio.wait_for(ended(task), 30)
+    await asyncio.wait_for(ended({task}), 30)
     assert task.cancelled() and swallowed == 2
