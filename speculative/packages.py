@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -22,6 +22,7 @@ from threading import Event, Thread
 from typing import IO, Any
 
 import torch
+from filelock import FileLock
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -32,6 +33,9 @@ from speculative.errors import EngineLoadError
 
 RUNNER = "runner"
 """Names the library that runs graphs, among them."""
+
+LOCK = "compiling.lock"
+"""The file in the cache that one process at a time holds while it compiles."""
 
 LARGEST_COMPILED = 500_000_000
 """Parameters up to which compilation is tried unasked: beyond, weights take the time, and each graph keeps a copy of them."""
@@ -70,9 +74,18 @@ def packages(graphs: list[Graph], recipe: Recipe) -> tuple[dict[str, Path], Path
     """Where each graph is, and the library that runs them (``graph_runner``); raises EngineLoadError if one cannot be made."""
     cache = default_cache()
     paths, runner = {graph.name: _package(cache, graph) for graph in graphs}, runner_path(cache)
-    if missing := [name for name, path in (paths | {RUNNER: runner}).items() if not path.exists()]:
-        _compile_apart(recipe, cache, missing)
+    wanted = paths | {RUNNER: runner}
+    if _missing(wanted):
+        cache.mkdir(parents=True, exist_ok=True)
+        # Engines that start together would each compile all of it, and PyTorch's compiler trips over what another of it is writing.
+        with FileLock(cache / LOCK):
+            if missing := _missing(wanted):
+                _compile_apart(recipe, cache, missing)
     return paths, runner
+
+
+def _missing(wanted: Mapping[str, Path]) -> list[str]:
+    return [name for name, path in wanted.items() if not path.exists()]
 
 
 def _package(cache: Path, graph: Graph) -> Path:
