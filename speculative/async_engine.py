@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import queue
 import sys
@@ -17,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from speculative.config import EngineConfig, EngineStatus, ModelInfo, RemoteInfo
 from speculative.engine import Engine
 from speculative.errors import EngineError, EngineLoadError, EngineLostError, EngineNotReadyError, EngineStepError
+from speculative.garbage import keep_what_is_loaded
 from speculative.kv_bytes import Contents
 from speculative.prefixes import PORTION_BLOCKS
 from speculative.request import FinishReason, Grammar, OfferedTree, Request, RequestOutput, RequestStats
@@ -272,9 +272,7 @@ class AsyncEngine:
         except Exception as error:
             logger.exception("loading failed")
             self._load_error = EngineLoadError(f"loading failed: {error}")
-        # What is loaded stays: garbage collections, which stop every step, need not look at it again.
-        gc.collect()
-        gc.freeze()
+        keep_what_is_loaded()
         self._call(self._ready.set)
         if self._engine is None:
             return

@@ -19,6 +19,7 @@ from models.errors import CheckpointError
 from models.orders import unpacked
 from models.sharded_llama import Follower, load_follower
 from models.sharding import Part
+from speculative.garbage import keep_what_is_loaded
 from speculative.ranks import Failure, Order, RankTask, join_group
 
 
@@ -57,7 +58,9 @@ def _load(task: RankTask) -> Follower:
     device = torch.device(task.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return load_follower(Path(task.folder), Part(task.rank, task.size), dtype=getattr(torch, task.dtype), device=device)
+    follower = load_follower(Path(task.folder), Part(task.rank, task.size), dtype=getattr(torch, task.dtype), device=device)
+    keep_what_is_loaded()
+    return follower
 
 
 def _follow(connection: Connection, task: RankTask, follower: Follower) -> NoReturn:

@@ -24,8 +24,11 @@ from speculative.waiting import ended, set_within
 
 logger = logging.getLogger("moaserve.replicas")
 
-ASK_S: Final = 0.5
-"""Seconds between two looks at the replicas."""
+LOOK_S: Final = 0.5
+"""Seconds between two looks at which replicas there are."""
+
+ASK_S: Final = 2.0
+"""Seconds after which a replica is asked again how it is. Being asked costs it and the ingress as much as a text's beginning."""
 
 ANSWER_S: Final = 5.0
 """Seconds that a replica has to say how it is, and that its last message may be under way."""
@@ -142,7 +145,7 @@ class RayFleet:
                 if name and name not in self._listening:
                     self._listening[name] = asyncio.create_task(self._listen(name))
             self._leave({name for name in self._listening if name not in names})
-            await asyncio.sleep(ASK_S)
+            await asyncio.sleep(LOOK_S)
 
     def _leave(self, gone: set[str]) -> None:
         """Listen no more to replicas that get no more texts and have ended theirs; Serve lets them live as long as we do listen."""
@@ -170,7 +173,7 @@ class RayFleet:
             del self._listening[name]
 
     async def _ask(self, name: str) -> None:
-        """What a replica says of itself; of any replica where no ``name`` is known yet."""
+        """What a replica says of itself, and a pause; of any replica where no ``name`` is known yet."""
         try:
             response = cast("DeploymentResponse[tuple[str, ReplicaState]]", _called(self._unary().state, wish=Wish(only=name)))
             try:
@@ -182,6 +185,8 @@ class RayFleet:
             except (RayError, RayServeException):
                 self._states.pop(name, None)
             self._changed()
+            if name in self._states:
+                await asyncio.sleep(ASK_S)
         finally:
             del self._asking[name]
 

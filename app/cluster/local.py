@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -40,6 +42,8 @@ class LocalCluster:
         return ReplicatedEngine(RayFleet(self._open, self._close), self._settings.failover_timeout)
 
     async def _open(self) -> DeploymentHandle[Any]:
+        if self._settings.address is None:
+            await asyncio.to_thread(_wake_without_interrupting)
         async with self._deploying:
             handle = await asyncio.to_thread(self._begin)
         if self._reload is not None:
@@ -102,3 +106,14 @@ class LocalCluster:
         task = asyncio.create_task(replace())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _wake_without_interrupting() -> None:
+    """Let this process, and those that it starts, wait for their turn when they wake up on a busy core (SCHED_BATCH).
+
+    Engines, their messages and Ray are more processes than a machine has cores, and each interruption costs an engine its caches.
+    """
+    if sys.platform == "linux":
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):  # it has ended, or a container forbids it
+                os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))

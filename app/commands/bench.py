@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import httpx
 import typer
 
 from app.commands import loading, options, tables
+from speculative.garbage import keep_what_is_loaded
 
 bench = typer.Typer(name="bench", help="Measure speed and acceptance on this machine.", no_args_is_help=True)
 
@@ -67,8 +67,7 @@ def offline(
         limit = min(max_prompt_tokens, engine.info.max_model_len - max_tokens)
         selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     reference = load_transformers(config.model, engine.info.dtype, engine.info.device) if transformers else None
-    gc.collect()
-    gc.freeze()  # as the server does
+    keep_what_is_loaded()  # as the server does
     with typer.progressbar(length=len(selected), label="decoding", show_pos=True) as bar:
         result = measuring.run_offline(
             engine, config, selected, max_tokens=max_tokens, reference=reference, progress=lambda: bar.update(1)

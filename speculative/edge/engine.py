@@ -24,6 +24,7 @@ from speculative.edge.place import Tally, Worker, Workplace
 from speculative.edge.policy import EdgePolicy
 from speculative.edge.writing import Writing
 from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError
+from speculative.garbage import keep_what_is_loaded
 from speculative.remote.frames import Hello
 from speculative.remote.protocol import VERSION
 from speculative.request import Grammar, Request, RequestOutput
@@ -212,6 +213,7 @@ class EdgeEngine:
         config, loop = self._config, asyncio.get_running_loop()
         try:
             self._model = model = await loop.run_in_executor(self._worker, lambda: self._load_model(config))
+            keep_what_is_loaded()
             formats = (config.memory_format, *(each for each in MEMORY_FORMATS if each != config.memory_format))
             link = Link(config.server, Hello((VERSION,), model.info.pair, formats, frame_bytes=FRAME_BYTES))
             link.start()

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speculative.config import EngineStatus, ModelInfo, RemoteInfo
 from speculative.errors import EngineError, EngineNotReadyError, EngineStepError, InvalidRequestError, ReplicaLostError
+from speculative.garbage import keep_what_is_loaded
 from speculative.prefix_cache import extend_keys
 from speculative.replicas.affinity import Affinity
 from speculative.replicas.continuing import Continuation
@@ -278,6 +279,7 @@ class ReplicatedEngine:
             return
         try:
             self._models[target] = await asyncio.to_thread(self._load, state)
+            keep_what_is_loaded()
         except EngineError as error:
             if self._models:
                 logger.error("%s", error)  # what is served already goes on

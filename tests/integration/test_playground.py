@@ -86,6 +86,11 @@ class Visit:
         expect(self.opened().page.locator("#state")).to_have_text("Ready")
         return self
 
+    def locked(self) -> Visit:
+        """Opened where a key is wanted, and past the moment at which the page opens the settings by itself."""
+        expect(self.opened().page.locator("#state")).to_have_text("API key needed")
+        return self
+
     def setting(self, name: str, value: str) -> Visit:
         panel = self.page.get_by_role("complementary", name="Settings")
         if not panel.is_visible():
@@ -328,8 +333,7 @@ def test_stopping_ends_the_request_and_keeps_the_text(visit: Visit, server: Serv
 
 def test_a_wrong_key_is_said_to_be_wrong_and_the_right_one_helps(guarded_visit: Visit) -> None:
     visit = guarded_visit
-    page = visit.opened().page
-    expect(page.locator("#state")).to_have_text("API key needed")
+    page = visit.locked().page
     visit.send(WHO)
     expect(page.get_by_role("alert")).to_contain_text("This server wants an API key. Enter it in the settings.")
     visit.setting("API key", "wrong")
@@ -352,7 +356,7 @@ def test_a_wrong_key_is_said_to_be_wrong_and_the_right_one_helps(guarded_visit: 
 
 def test_a_full_queue_and_a_lost_connection_say_what_to_do(guarded_visit: Visit, guarded: Server) -> None:
     visit = guarded_visit
-    page = visit.opened().page
+    page = visit.locked().page
     visit.setting("API key", "right")
     expect(page.locator("#state")).to_have_text("Ready")
     body = {"messages": [{"role": "user", "content": ENDLESS}], "ignore_eos": True, "temperature": 0, "stream": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from dataclasses import replace
 
@@ -190,6 +191,15 @@ async def test_while_loading_requests_are_refused(make_engine: MakeEngine) -> No
     assert engine.ready
     await engine.stop()
     assert not engine.alive
+
+
+async def test_garbage_is_not_looked_for_in_what_is_loaded(make_engine: MakeEngine) -> None:
+    gc.unfreeze()
+    engine = AsyncEngine(make_engine)
+    await engine.start()
+    await engine.wait_ready()
+    assert gc.get_freeze_count() > 0
+    await engine.stop()
 
 
 async def test_a_model_that_cannot_be_loaded_is_reported() -> None:

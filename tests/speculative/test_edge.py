@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Callable
@@ -23,6 +24,9 @@ from models.saving import save_drafter, save_target
 from speculative.config import EngineConfig
 from speculative.detokenizer import Detokenizer
 from speculative.drafters.moa_edge import EdgeDrafter, ReceivedMemory
+from speculative.edge.config import EdgeConfig
+from speculative.edge.engine import EdgeEngine
+from speculative.edge.opening import Server as Address
 from speculative.edge_export import export_edge
 from speculative.errors import EngineLoadError
 from speculative.loading import load_engine
@@ -413,3 +417,12 @@ def test_int8_weights_may_stand_anywhere_in_memory() -> None:
     linear.weight = torch.cat((torch.zeros(1, dtype=torch.int8), linear.weight.flatten()))[1:].view(33, 96)
     elsewhere = torch.cat((torch.zeros(1, dtype=torch.bfloat16), x.flatten()))[1:].view(5, 96)
     assert torch.equal(linear(elsewhere), expected)
+
+
+async def test_garbage_is_not_looked_for_in_what_an_edge_has_loaded(export: Callable[..., Path]) -> None:
+    engine = EdgeEngine(EdgeConfig(Address("ws://127.0.0.1:9"), export(), offline="keep", compile="off", num_threads=1))
+    gc.unfreeze()
+    await engine.start()
+    await engine.wait_ready()
+    assert gc.get_freeze_count() > 0
+    await engine.stop()

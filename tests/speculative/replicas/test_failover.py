@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from speculative.async_engine import AsyncEngine
 from speculative.engine import Engine
 from speculative.errors import EngineNotReadyError, EngineStepError, InvalidRequestError
 from speculative.replicas.engine import MOST_LOSSES, ReplicatedEngine
+from speculative.replicas.messages import ReplicaState
 from speculative.replicas.models import ServedModel
 from speculative.request import Grammar, Request, RequestOutput, SamplingParams, TokenLogprob
 from tests.speculative.conftest import run
@@ -100,6 +102,18 @@ async def written(engine: ReplicatedEngine, request: Request, took: Callable[[],
         text.take(output)
         took()
     return text
+
+
+async def test_garbage_is_not_looked_for_in_what_an_ingress_has_loaded(make_speller: MakeSpeller, spelling: Path) -> None:
+    def load(state: ReplicaState) -> ServedModel:
+        gc.unfreeze()  # what the replica, which is in this process too, has set aside
+        return ServedModel.of(state, load_tokenizer(spelling))
+
+    engine = ReplicatedEngine(LocalFleet([AsyncEngine(lambda: make_speller("moa"))]), load=load)
+    await engine.start()
+    await engine.wait_ready()
+    assert gc.get_freeze_count() > 0
+    await engine.stop()
 
 
 async def test_every_text_is_as_if_nobody_had_died(
