@@ -77,7 +77,7 @@ def packages(graphs: list[Graph], recipe: Recipe) -> tuple[dict[str, Path], Path
     wanted = paths | {RUNNER: runner}
     if _missing(wanted):
         cache.mkdir(parents=True, exist_ok=True)
-        # Engines that start together would each compile all of it, and PyTorch's compiler trips over what another of it is writing.
+        # Engines that start together would each compile all of it.
         with FileLock(cache / LOCK):
             if missing := _missing(wanted):
                 _compile_apart(recipe, cache, missing)
@@ -122,7 +122,9 @@ def _compile_waiting(recipe: Recipe, cache: Path, waiting: SimpleQueue[str | Non
         line = json.dumps(asdict(recipe))
         while name := waiting.get():
             with contextlib.suppress(BrokenPipeError):
-                print(f"{line}\n{name}" if line else name, file=child.stdin, flush=True)
+                # Not by print, which Ray Serve replaces in its replicas by one that writes something else.
+                child.stdin.write(f"{line}\n{name}\n" if line else f"{name}\n")
+                child.stdin.flush()
             line = ""
             if not child.stdout.readline():
                 raise EngineLoadError(_failure(name, errors))

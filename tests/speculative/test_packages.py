@@ -1,8 +1,12 @@
-"""Compiled graphs are made once, whoever else wants them."""
+"""Compiled graphs are made once, whoever else wants them, and wherever the engine is."""
 
 from __future__ import annotations
 
+import builtins
+import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from threading import Barrier
 
@@ -33,3 +37,18 @@ def test_engines_that_start_together_compile_one_after_the_other_and_nothing_twi
     with ThreadPoolExecutor(3) as pool:
         assert [each.result() for each in [pool.submit(start) for _ in range(3)]] == [runner] * 3
     assert compiled == [[RUNNER]]
+
+
+def test_children_are_told_what_to_compile_where_print_is_not_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path / "child"
+    child.write_text(f'#!/bin/sh\nread -r recipe\necho "$recipe" > {tmp_path}/recipe\nwhile read -r name; do echo $name; done\n')
+    child.chmod(0o755)
+    recipe = Recipe("some.module", "graphs", {"model": "bundled"})
+
+    def print_as_ray_serve_does(*values: object, **named: object) -> None:
+        raise AssertionError(f"printed {values}")
+
+    monkeypatch.setattr(sys, "executable", str(child))
+    monkeypatch.setattr(builtins, "print", print_as_ray_serve_does)
+    packages._compile_apart(recipe, tmp_path, ["decoder"])
+    assert json.loads((tmp_path / "recipe").read_text()) == asdict(recipe)
