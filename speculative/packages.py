@@ -119,13 +119,13 @@ def _compile_waiting(recipe: Recipe, cache: Path, waiting: SimpleQueue[str | Non
         ) as child,
     ):
         assert child.stdin is not None and child.stdout is not None
-        line = json.dumps(asdict(recipe))
+        before = json.dumps(asdict(recipe)) + "\n"
         while name := waiting.get():
             with contextlib.suppress(BrokenPipeError):
                 # Not by print, which Ray Serve replaces in its replicas by one that writes something else.
-                child.stdin.write(f"{line}\n{name}\n" if line else f"{name}\n")
+                child.stdin.write(f"{before}{name}\n")
                 child.stdin.flush()
-            line = ""
+            before = ""
             if not child.stdout.readline():
                 raise EngineLoadError(_failure(name, errors))
             progress()
