@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import count
@@ -11,7 +10,7 @@ from itertools import count
 import torch
 
 from models.kv_cache import KVCache
-from speculative.costs import MeasuredCosts, StepTimes
+from speculative.costs import MeasuredCosts, StepTimes, doubling
 from speculative.drafters.base import Drafter
 from speculative.drafters.wrapper import DrafterWrapper, innermost
 from speculative.engine import Engine
@@ -29,6 +28,12 @@ ENOUGH_READING_SECONDS = 0.05
 """A prompt that takes so long to read is long enough to tell what its tokens cost."""
 
 _PROMPT_TOKENS = 64
+_LONG_PROMPT_TOKENS = 512
+_LONG_PROMPTS = 8
+_LONG_PROMPT_NODES = 4
+_LONG_PROMPT_SECONDS = 0.5
+"""What reading long prompts may take: of large models the lengths of texts are left to the pace that steps have."""
+
 _LEVELS = 3
 _REPEATS = 5
 _READINGS = 3
@@ -45,32 +50,60 @@ def measure_costs(engine: Engine) -> MeasuredCosts:
     try:
         return _measured(engine, script, stand_in)
     finally:
-        for sequence in engine.scheduler.active:
-            engine.abort(sequence.request.request_id)
+        _abort_all(engine)
         engine.policy, engine.drafter, engine.prefixes.paused = policy, drafter, False
         engine.clock = StepClock()
 
 
 def _measured(engine: Engine, script: _Script, stand_in: _StandIn) -> MeasuredCosts:
-    costs = MeasuredCosts()
+    length = _short_length(engine)
+    costs = MeasuredCosts(length=length)
     begun = time.perf_counter()
     shape = engine.largest_shape
     levels = min(_LEVELS, shape.depth)
-    for size in _doubling(engine.scheduler.num_slots):
+    for size in doubling(engine.scheduler.num_slots):
         if costs.steps and time.perf_counter() - begun > ENOUGH_SECONDS:
             break
-        script.levels = None
-        steps = {0: _shortest(engine, script, size).rest}
-        script.levels = 1
-        for stand_in.nodes in _doubling(shape.nodes):
-            steps[stand_in.nodes] = _shortest(engine, script, size).rest
-        stand_in.nodes = None
-        first = _shortest(engine, script, size).draft
+        steps = {0: _verifying(engine, script, stand_in, size, length, 0)}
+        for nodes in doubling(shape.nodes):
+            steps[nodes] = _verifying(engine, script, stand_in, size, length, nodes)
+        stand_in.nodes, script.levels = None, 1
+        first = _shortest(engine, script, size, length).draft
         script.levels = levels
-        more = _shortest(engine, script, size).draft - first
+        more = _shortest(engine, script, size, length).draft - first
         costs.steps[size] = steps
         costs.drafts[size] = first, max(0.0, more) / (levels - 1) if levels > 1 else first
+    costs.tokens.update(_token_costs(engine, script, stand_in))
     return costs
+
+
+def _token_costs(engine: Engine, script: _Script, stand_in: _StandIn) -> dict[int, float]:
+    """Seconds for each token more that texts hold, by nodes; nothing where it takes too long to find out."""
+    short, long = _short_length(engine), min(_LONG_PROMPT_TOKENS, engine.info.max_model_len // 2)
+    reading = engine.scheduler.budget.costs
+    prompt = reading.seconds(0, long) if reading is not None else 0.0
+    size = min(_LONG_PROMPTS, engine.scheduler.num_slots, int(_LONG_PROMPT_SECONDS / prompt) if prompt else _LONG_PROMPTS)
+    if size < 1 or long < 2 * short:
+        return {}
+    found = {}
+    for nodes in (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes)):
+        seconds = []
+        for length in (short, long):
+            _abort_all(engine)
+            seconds.append(_verifying(engine, script, stand_in, size, length, nodes))
+        # Noise must not make it nothing: what steps take corrects it.
+        found[nodes] = max(seconds[1] - seconds[0], 0.01 * seconds[0]) / (size * (long - short))
+    return found
+
+
+def _verifying(engine: Engine, script: _Script, stand_in: _StandIn, size: int, length: int, nodes: int) -> float:
+    """Seconds of a step of ``size`` texts of ``length`` tokens that verifies so many nodes of each, without drafting."""
+    stand_in.nodes, script.levels = nodes, 1 if nodes else None
+    return _shortest(engine, script, size, length).rest
+
+
+def _short_length(engine: Engine) -> int:
+    return min(_PROMPT_TOKENS, engine.info.max_model_len // 2)
 
 
 def measure_reading(engine: Engine) -> ReadingCosts | None:
@@ -113,20 +146,11 @@ def _reading(engine: Engine, count: int) -> tuple[float, float]:
     return first, second
 
 
-def _doubling(most: int) -> Iterator[int]:
-    """1, 2, 4, … and ``most``."""
-    size = 1
-    while size < most:
-        yield size
-        size *= 2
-    yield most
-
-
-def _shortest(engine: Engine, script: _Script, size: int) -> StepTimes:
-    """Of some steps of the same kind, with ``size`` texts, the shortest of each part."""
+def _shortest(engine: Engine, script: _Script, size: int, length: int) -> StepTimes:
+    """Of some steps of the same kind, with ``size`` texts of ``length`` tokens, the shortest of each part."""
     taken: list[StepTimes] = []
     while len(taken) <= _REPEATS:
-        _fill(engine, size)
+        _fill(engine, size, length)
         script.latest = None
         engine.step()
         # Before a drafter drafts anew it may take some steps to be told what it has missed.
@@ -136,9 +160,13 @@ def _shortest(engine: Engine, script: _Script, size: int) -> StepTimes:
     return replace(taken[0], draft=min(step.draft for step in taken[1:]), rest=min(step.rest for step in taken[1:]))
 
 
-def _fill(engine: Engine, size: int) -> None:
+def _abort_all(engine: Engine) -> None:
+    for sequence in engine.scheduler.active:
+        engine.abort(sequence.request.request_id)
+
+
+def _fill(engine: Engine, size: int, length: int) -> None:
     """Begin texts until so many run."""
-    length = min(_PROMPT_TOKENS, engine.info.max_model_len // 2)
     while len(engine.scheduler.running) < size:
         for _ in range(size - len(engine.scheduler.active)):
             _begin(engine, length)
@@ -159,7 +187,7 @@ class _Script:
         self.levels: int | None = None
         self.latest: StepTimes | None = None
 
-    def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
         """So many levels, whatever the drafter thinks of them; None: no draft."""
         return None if self.levels is None else replace(self._largest, depth=self.levels, min_reach=0.0)
 

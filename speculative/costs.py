@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -18,11 +18,12 @@ _OUTLIER = 2.0
 class StepTimes:
     """A step of ``batch_size`` texts that verified ``nodes`` nodes of each; ``drafted`` tells whether any were asked for.
 
-    ``draft`` are the seconds of drafting, ``rest`` those of verifying and committing; ``told`` were spent before that on telling
-    the drafter of steps at which nothing was drafted.
+    ``tokens`` is what all texts hold together; ``draft`` are the seconds of drafting, ``rest`` those of verifying and committing;
+    ``told`` were spent before that on telling the drafter of steps at which nothing was drafted.
     """
 
     batch_size: int
+    tokens: int
     nodes: int
     drafted: bool
     draft: float
@@ -35,39 +36,47 @@ class MeasuredCosts:
     """Seconds that were measured, by batch size.
 
     ``steps`` are of steps without drafting, by the nodes that were verified of each text; with 0 the drafter is told nothing.
-    ``drafts`` are a tree's first level with all that drafting takes besides, and each level below it.
+    ``drafts`` are a tree's first level with all that drafting takes besides, and each level below it. All this is of texts of
+    ``length`` tokens; ``tokens`` is what a step takes longer for each token more that texts hold, by the nodes that are verified of
+    each text. It is empty where that was not measured.
     """
 
     steps: dict[int, dict[int, float]] = field(default_factory=dict)
     drafts: dict[int, tuple[float, float]] = field(default_factory=dict)
+    length: int = 0
+    tokens: dict[int, float] = field(default_factory=dict)
 
 
 class StepCosts:
     """Expected seconds, between the sizes that were measured and beyond them by straight lines.
 
-    The machine's pace changes and so do the texts' lengths: what steps take is compared with what was expected. Steps that draft
-    and those that do not have a factor each, of which a surprise moves its own by twice as much as the other: most of what slows
-    one kind slows both, and a kind that has not run for long shall not look cheap for that.
+    The machine's pace changes, and what shares it gets in the way of some steps more than of others: what steps take is compared
+    with what was expected. Batch sizes, up to the next power of two together, have a factor each for steps that draft and for those
+    that do not, of which a surprise moves its own by twice as much as the other: most of what slows one kind slows both, and a kind
+    that has not run for long shall not look cheap for that. What the lengths of texts cost is counted apart: reading their keys and
+    values takes as long for one row of a text as for four, and whoever took it for the machine's pace would think drafts dear.
     """
 
     def __init__(self, measured: MeasuredCosts) -> None:
         self._steps, self._drafts = measured.steps, measured.drafts
-        self._factors = {True: 1.0, False: 1.0}
+        self._length, self._tokens = measured.length, measured.tokens
+        self._factors: dict[int, dict[bool, float]] = {}
+        self._token_factor = 1.0
         # Asked at every step, of a few sizes.
-        self._step, self._draft = cache(self._step_between), cache(self._draft_between)
+        self._step, self._draft, self._token = cache(self._step_between), cache(self._draft_between), cache(self._token_between)
 
-    def plain(self, batch_size: int) -> float:
-        """A step that drafts nothing."""
-        return self._factors[False] * self._step(batch_size, 0)
+    def plain(self, batch_size: int, tokens: int) -> float:
+        """A step that drafts nothing, of texts that hold so many ``tokens`` together."""
+        return sum(self._parts(batch_size, tokens, 0, drafted=False))
 
-    def verification(self, batch_size: int, nodes: float) -> float:
+    def verification(self, batch_size: int, tokens: int, nodes: int) -> float:
         """Verifying so many nodes of each text, and committing what was accepted."""
-        return self._factors[True] * self._step(batch_size, round(nodes))
+        return sum(self._parts(batch_size, tokens, nodes, drafted=True))
 
     def draft(self, batch_size: int, levels: float) -> float:
         """A tree of so many levels for each text."""
         first, level = self._draft(batch_size)
-        return self._factors[True] * (first + (levels - 1) * level)
+        return self._factors_of(batch_size)[True] * (first + (levels - 1) * level)
 
     def level(self, batch_size: int) -> float:
         """One more level."""
@@ -75,18 +84,46 @@ class StepCosts:
 
     def observe(self, step: StepTimes) -> None:
         """A step was taken."""
-        expected = self.verification(step.batch_size, step.nodes) if step.drafted else self.plain(step.batch_size)
+        rows, lengths = self._parts(step.batch_size, step.tokens, step.nodes, drafted=step.drafted)
+        expected = rows + lengths
         surprise = min(max(step.rest / expected, 1 / _OUTLIER), _OUTLIER)
-        for kind, factor in self._factors.items():
+        factors = self._factors_of(step.batch_size)
+        for kind, factor in factors.items():
             weight = _CURRENT * (2 if kind == step.drafted else 1)
-            self._factors[kind] = factor * surprise**weight
+            factors[kind] = factor * surprise ** (weight * rows / expected)
+        self._token_factor *= surprise ** (_CURRENT * lengths / expected)
+
+    def _parts(self, batch_size: int, tokens: int, nodes: int, *, drafted: bool) -> tuple[float, float]:
+        """What rows cost, and what the lengths of texts do."""
+        further = max(0, tokens - batch_size * self._length)
+        pace = self._factors_of(batch_size)[drafted]
+        return pace * self._step(batch_size, nodes), self._token_factor * further * self._token(nodes)
+
+    def _factors_of(self, batch_size: int) -> dict[bool, float]:
+        """Of steps that draft (True) and of those that do not."""
+        factors = self._factors.get(batch_size.bit_length())
+        if factors is None:
+            factors = self._factors[batch_size.bit_length()] = {True: 1.0, False: 1.0}
+        return factors
 
     def _draft_between(self, batch_size: int) -> tuple[float, float]:
         first, level = ({size: pair[part] for size, pair in self._drafts.items()} for part in (0, 1))
         return _between(first, batch_size), _between(level, batch_size)
 
+    def _token_between(self, nodes: int) -> float:
+        return _between(self._tokens, nodes) if self._tokens else 0.0
+
     def _step_between(self, batch_size: int, nodes: int) -> float:
         return _between({size: _between(of_size, nodes) for size, of_size in self._steps.items()}, batch_size)
+
+
+def doubling(most: int) -> Iterator[int]:
+    """1, 2, 4, … and ``most``: what is measured and asked for, where costs change little in between."""
+    size = 1
+    while size < most:
+        yield size
+        size *= 2
+    yield most
 
 
 def _between(known: Mapping[int, float], at: float) -> float:

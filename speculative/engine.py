@@ -244,10 +244,7 @@ class Engine:
         return sequence.append(accepted[0].tokens, 0, logprobs, self.eos_token_ids)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
-        # Where others wait to be read, what counts is work: reading is as much of it whether drafts come beside it or not.
-        reads = self.scheduler.prefilling is not None and not self.scheduler.waiting
-        read = self.clock.of_step["prefill"] if reads else 0.0
-        shape = self.policy.shape(batch, read=read) if self.drafter is not None else None
+        shape = self.policy.shape(batch) if self.drafter is not None else None
         if shape is not None and self.telling.catch_up():
             self._told += self.clock.end("commit", usual=False)
             # What is left is told before the next steps: all at once, it would hold every text up.
@@ -322,7 +319,8 @@ class Engine:
         self.scheduler.budget.observe_step(num_running, seconds["draft"] + rest)
         if any(sequence.request.remote for sequence in batch):
             return
-        times = StepTimes(len(batch), tree.num_rows - 1, self._shape is not None, seconds["draft"], rest, self._told)
+        tokens = sum(sequence.num_computed for sequence in batch)
+        times = StepTimes(len(batch), tokens, tree.num_rows - 1, self._shape is not None, seconds["draft"], rest, self._told)
         self._told = 0.0 if times.drafted else self._told
         self.policy.observe(times, tree, batch, [len(acceptance.rows) for acceptance in accepted])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import accumulate
 
 from speculative.sequence import Sequence
 
@@ -21,21 +23,27 @@ _TRUST = 2.0
 
 _LEAST, _MOST = 0.25, 1.5
 
+_NODE_WEIGHT = 0.05
+_NEXT_NODE = 0.75
+"""What a node is taken to be worth beside the one before it, as long as nothing was drafted."""
+
 
 @dataclass(slots=True)
 class Record:
-    """Of late, by the step: tokens ``gained``, and of the drafts whose probability is known those ``promised`` and ``kept``."""
+    """Of late, by the step: tokens ``gained``, had all nodes been verified, and of the drafts whose probability is known those
+    ``promised`` and ``kept``.
+    """
 
     gained: float
     promised: float = 0.0
     kept: float = 0.0
     count: int = 0
 
-    def add(self, gained: float, promised: float | None, least_weight: float) -> None:
-        """One more; the first ones count for more."""
+    def add(self, gained: float, promised: float | None, share: float, least_weight: float) -> None:
+        """One more, of a draft of which the nodes worth ``share`` were verified; the first ones count for more."""
         self.count += 1
         weight = max(least_weight, 1 / (_PRIOR + self.count))
-        self.gained += weight * (gained - self.gained)
+        self.gained += weight * (gained / share - self.gained)
         if promised is not None:
             self.promised += weight * (promised - self.promised)
             self.kept += weight * (gained - self.kept)
@@ -46,24 +54,40 @@ class Record:
 
 
 class Expectations:
-    """Of each request, and of all that sample alike for those that are new."""
+    """Of each request, and of all that sample alike for those that are new. Drafts have ``nodes`` nodes at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int) -> None:
         self._requests: dict[str, Record] = {}
         self._kinds: dict[float, Record] = {}
+        self._worths = [_NEXT_NODE**node for node in range(1, nodes + 1)]
+        self._shares = _shares(self._worths)
 
     def gain(self, sequence: Sequence) -> float:
-        """Draft tokens that a step is expected to have accepted."""
+        """Draft tokens that a step is expected to have accepted, were all nodes verified."""
         return self._record(sequence).gained
+
+    def share(self, nodes: int) -> float:
+        """What part of that so many nodes bring."""
+        return self._shares[min(nodes, len(self._shares) - 1)]
 
     def reliability(self, sequence: Sequence) -> float:
         """Tokens that are accepted for each one that the drafter's probabilities promise."""
         return self._record(sequence).reliability(self._kind(sequence).reliability(1.0))
 
-    def observe(self, sequence: Sequence, gained: int, promised: float | None) -> None:
-        """A draft gained so many tokens; ``promised`` is the sum of its nodes' probabilities, None where they have none."""
-        self._record(sequence).add(gained, promised, _WEIGHT)
-        self._kind(sequence).add(gained, promised, _KIND_WEIGHT)
+    def see(self, worths: Many[float]) -> None:
+        """What nodes of a step's drafts are worth to a text, the likeliest first; further ones are worth no more than the last."""
+        for node, worth in enumerate(worths):
+            self._worths[node] += _NODE_WEIGHT * (worth - self._worths[node])
+        self._worths = list(accumulate(self._worths, min))
+        self._shares = _shares(self._worths)
+
+    def observe(self, sequence: Sequence, gained: int, promised: float | None, share: float) -> None:
+        """A draft gained so many tokens, when nodes worth ``share`` of it were verified.
+
+        ``promised`` is the sum of these nodes' probabilities, None where they have none.
+        """
+        self._record(sequence).add(gained, promised, share, _WEIGHT)
+        self._kind(sequence).add(gained, promised, share, _KIND_WEIGHT)
 
     def pass_by(self, sequence: Sequence) -> None:
         """A step at which nothing was drafted: what the request has shown says less of what comes, and its kind more."""
@@ -84,3 +108,9 @@ class Expectations:
     def _kind(self, sequence: Sequence) -> Record:
         params = sequence.request.params
         return self._kinds.setdefault(0.0 if params.greedy else round(params.temperature, 1), Record(_HOPED))
+
+
+def _shares(worths: Many[float]) -> list[float]:
+    """What part of all worth 0, 1, 2, … of the nodes have."""
+    total = sum(worths) or 1.0
+    return [0.0, *(worth / total for worth in accumulate(worths))]

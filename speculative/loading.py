@@ -92,7 +92,8 @@ def _load(config: EngineConfig, failed: ExitStack) -> Engine:
         replay_engine(engine)
     engine.scheduler.budget.costs = measure_reading(engine)
     if config.draft_policy == "adaptive" and engine.drafter is not None and engine.info.max_model_len >= MEASURABLE:
-        engine.policy = AdaptivePolicy(engine.largest_shape, StepCosts(measure_costs(engine)))
+        narrows = isinstance(drafter, TreeDrafter) and drafter.narrows
+        engine.policy = AdaptivePolicy(engine.largest_shape, StepCosts(measure_costs(engine)), narrows=narrows)
     return engine
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from speculative.costs import StepCosts, StepTimes
+from speculative.costs import StepCosts, StepTimes, doubling
 from speculative.expectations import Expectations
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
@@ -22,6 +22,9 @@ PROBING = 0.005
 _WEIGHT = 0.1
 _LEVELS, _NODES = 3, 4
 """What drafts are taken to be before there were any."""
+
+_NODES_ABREAST = 4
+"""Nodes that are aimed at for each that a level is drafted wide (docs/results/adaptive-policy.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,8 @@ class DraftShape:
 class SpeculationPolicy(Protocol):
     """Chooses how each step drafts, and learns from what came of it."""
 
-    def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
-        """Limits of this step's trees, or None where nothing is to be drafted; it has read a prompt for ``read`` seconds already.
-
-        ``read`` is 0 where other prompts wait behind that one.
+    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+        """Limits of this step's trees, or None where nothing is to be drafted.
 
         The drafter may have to be told what it has missed, a portion between two steps: then the same is asked again.
         """
@@ -70,7 +71,7 @@ class FixedPolicy:
     def __init__(self, shape: DraftShape) -> None:
         self._shape = shape
 
-    def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
         """The configured shape, whatever the load."""
         return self._shape if any(sequence.drafts_here for sequence in batch) else None
 
@@ -87,12 +88,12 @@ class FixedPolicy:
 
 @dataclass(slots=True)
 class _Usual:
-    """What drafting for a batch of some size takes of late, in seconds, how many nodes are verified of each text, and how long the
-    drafter took to be ready again after nothing had been drafted.
+    """Of a batch of some size: seconds that drafting takes of late, by the nodes that are aimed at; how many a draft has that is
+    not cut; and how long the drafter took to be ready again after nothing had been drafted.
     """
 
-    draft: float
-    nodes: float
+    drafts: dict[int, float]
+    nodes: float = _NODES
     told: float = 0.0
 
 
@@ -102,76 +103,100 @@ class AdaptivePolicy:
     A step gains G tokens of all texts and takes T seconds. What is added to it, worth g tokens for t seconds, makes
     (G + g) / (T + t) larger than G / T exactly if g / t > G / T, the rate that there is anyway. So
 
-    - nothing is drafted where the expected rate is below that of plain decoding,
-    - another level is drafted while it is reached more often than the rate times its seconds,
+    - nothing is drafted where the best rate that drafts are expected to bring, with as many nodes as that takes, is below that of
+      plain decoding,
+    - another level is drafted while it is reached more often than the rate times its seconds, those of verifying a node included,
+    - where few nodes are worth it, few are drafted beside one another (``narrows``: the drafter takes any breadth),
     - and of the nodes that were drafted as many are verified as make the most of the step: by the drafter's probabilities, as far
       as each request's drafts have kept what those promised, and by what rows cost at this batch size.
 
-    Prompts are read for some time beside a step, whether it drafts or not. It belongs to the step: the longer it is, the more a
-    draft's tokens are worth beside what drafting takes longer. Whether to draft goes by how long steps read of late, not by this
-    one: at every change back the drafter must be told what it missed, and near capacity a prompt begins or ends every few steps.
+    Prompts that are read beside steps do not count: how long that takes is the same whether steps draft or not, so that texts end
+    the sooner the faster the steps themselves are.
 
     While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying. A trial
-    holds all texts up: it waits while a prompt is read, which does so too, and verifies what goes into twice a plain step's time.
+    holds all texts up: it verifies what goes into twice a plain step's time.
     """
 
-    def __init__(self, largest: DraftShape, costs: StepCosts) -> None:
+    def __init__(self, largest: DraftShape, costs: StepCosts, *, narrows: bool = False) -> None:
         self.largest, self.costs = largest, costs
-        self.expected = Expectations()
+        self._narrows = narrows
+        self.expected = Expectations(largest.nodes)
         self._usual: dict[int, _Usual] = {}
         self._allowance = 0.0
         self._trying = False
-        self._read = self._usual_read = 0.0
+        self._cuts = True
+        self._aim = largest.nodes
 
-    def shape(self, batch: Many[Sequence], *, read: float = 0.0) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
         """As in SpeculationPolicy."""
-        self._read = read
-        self._usual_read += _WEIGHT * (read - self._usual_read)
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
             return None
-        size, costs, usual = len(batch), self.costs, self._of(len(batch))
-        plain = self._usual_read + costs.plain(size)
-        seconds = self._usual_read + usual.draft + costs.verification(size, usual.nodes)
+        size, tokens, usual = len(batch), _tokens(batch), self._of(len(batch))
+        plain = self.costs.plain(size, tokens)
         gain = sum(self.expected.gain(sequence) for sequence in drafting)
-        rate = (size + gain) / seconds
+        rate, seconds, self._aim = max(self._rates(size, tokens, gain))
         self._trying = rate * plain < size and all(sequence.request.adaptive for sequence in drafting)
         if self._trying:
             self._allowance += PROBING * plain
-            loss = usual.told + seconds - plain * (size + gain) / size
-            if self._allowance < loss or read:
+            loss = usual.told + seconds * (1 - rate * plain / size)
+            if self._allowance < loss:
                 for sequence in drafting:
                     self.expected.pass_by(sequence)
                 return None
-        level = costs.level(size)
-        reliability = sum(self.expected.reliability(sequence) for sequence in drafting)
-        return replace(self.largest, min_reach=min(max(self.largest.min_reach, rate * level / reliability), 1.0))
+        return self._shape(size, tokens, rate / sum(self.expected.reliability(sequence) for sequence in drafting))
+
+    def _rates(self, size: int, tokens: int, gain: float) -> Iterator[tuple[float, float, int]]:
+        """What drafts are expected to bring with some numbers of nodes: tokens a second, seconds of a step, nodes."""
+        usual = self._of(size)
+        for nodes, draft in usual.drafts.items():
+            verified, share = (nodes, self.expected.share(nodes)) if self._cuts else (round(usual.nodes), 1.0)
+            seconds = draft + self.costs.verification(size, tokens, verified)
+            yield (size + gain * share) / seconds, seconds, nodes
+
+    def _shape(self, size: int, tokens: int, worth: float) -> DraftShape:
+        """Limits with which as many nodes are drafted as are aimed at, where a second is ``worth`` so many nodes of all texts."""
+        largest, nodes = self.largest, self._aim
+        breadth = min(largest.breadth, -(-nodes // _NODES_ABREAST)) if self._narrows else largest.breadth
+        row = self.costs.verification(size, tokens, nodes + 1) - self.costs.verification(size, tokens, nodes)
+        reach = min(max(largest.min_reach, worth * (self.costs.level(size) + max(0.0, row))), 1.0)
+        return replace(largest, breadth=breadth, min_reach=reach)
 
     def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
         """As in SpeculationPolicy; what drafters that give no probabilities propose stays as it is."""
         nodes = tree.num_rows - 1
+        if nodes:
+            self._cuts = tree.probabilities is not None
         if tree.probabilities is None or not nodes or any(tree.straight):
             return tree
-        size, usual = len(batch), self._of(len(batch))
-        worth = accumulate(self._worth(tree.probabilities, batch))
+        size, tokens, draft = len(batch), _tokens(batch), self._of(len(batch)).drafts[self._aim]
+        worths = self._worths(tree.probabilities, tree.sizes, batch)
         best, count = 0.0, 0
-        longest = 2 * self.costs.plain(size) if self._trying else inf
-        for number, gain in enumerate((0.0, *worth)):
-            verification = self.costs.verification(size, number)
-            rate = (size + gain) / (self._read + usual.draft + verification)
-            if rate > best and (number <= 1 or usual.draft + verification <= longest):
+        longest = 2 * self.costs.plain(size, tokens) if self._trying else inf
+        for number, gain in enumerate(accumulate(worths, initial=0.0)):
+            verification = self.costs.verification(size, tokens, number)
+            rate = (size + gain) / (draft + verification)
+            if rate > best and (number <= 1 or draft + verification <= longest):
                 best, count = rate, number
-        usual.nodes += _WEIGHT * (count - usual.nodes)
         return tree.cut(count) if count < nodes else tree
 
-    def _worth(self, probabilities: Tensor, batch: Many[Sequence]) -> Iterator[float]:
-        """Tokens that each node, of all texts together, is expected to bring; one whose probability is not known counts as sure.
+    def _worths(self, probabilities: Tensor, sizes: Many[int], batch: Many[Sequence]) -> list[float]:
+        """Tokens that each node, of all texts together, is expected to bring; those whose probability is not known count as sure.
 
         ``probabilities`` [B, N]. In plain Python: for so few numbers PyTorch's operations take longer than a drafted level.
         """
-        reliability = [self.expected.reliability(sequence) * sequence.drafts_here for sequence in batch]
-        for node in zip(*probabilities.tolist(), strict=True):
-            yield sum(1.0 if isnan(each) else each * kept for each, kept in zip(node, reliability, strict=True))
+        promised, sure, texts = [0.0] * probabilities.shape[1], [0] * probabilities.shape[1], 0
+        for sequence, size, nodes in zip(batch, sizes, probabilities.tolist(), strict=True):
+            if not sequence.drafts_here:
+                continue
+            if isnan(nodes[0]):
+                sure[:size] = [count + 1 for count in sure[:size]]
+            else:
+                texts, kept = texts + 1, self.expected.reliability(sequence)
+                promised = [worth + kept * node for worth, node in zip(promised, nodes, strict=True)]
+        if texts:
+            self.expected.see([worth / texts for worth in promised])
+        return [worth + count for worth, count in zip(promised, sure, strict=True)]
 
     def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
         """As in SpeculationPolicy."""
@@ -181,13 +206,17 @@ class AdaptivePolicy:
         if self._trying:
             self._allowance = 0.0
         usual = self._of(step.batch_size)
-        usual.draft += _WEIGHT * (min(step.draft, 2 * usual.draft) - usual.draft)
+        draft = usual.drafts[self._aim]
+        usual.drafts[self._aim] += _WEIGHT * (min(step.draft, 2 * draft) - draft)
+        usual.nodes += _WEIGHT * (step.nodes - usual.nodes)
         if step.told:
             usual.told += (_WEIGHT if usual.told else 1.0) * (step.told - usual.told)
+        share = self.expected.share(max(1, step.nodes)) if self._cuts else 1.0
         promised = [None] * len(batch) if tree.probabilities is None else tree.probabilities.sum(dim=1).tolist()
         for sequence, tokens, promise, drafted in zip(batch, gained, promised, tree.sizes, strict=True):
             if sequence.drafts_here:
-                self.expected.observe(sequence, tokens, None if promise is None or promise != promise or not drafted else promise)
+                known = promise is not None and not isnan(promise) and drafted
+                self.expected.observe(sequence, tokens, promise if known else None, share if known else 1.0)
 
     def forget(self, sequence: Sequence) -> None:
         """As in SpeculationPolicy."""
@@ -197,6 +226,12 @@ class AdaptivePolicy:
         """Batch sizes up to the next power of two are taken together."""
         known = self._usual.get(batch_size.bit_length())
         if known is None:
-            draft = self.costs.draft(batch_size, min(_LEVELS, self.largest.depth))
-            known = self._usual[batch_size.bit_length()] = _Usual(draft, min(_NODES, self.largest.nodes))
+            most = min(_LEVELS, self.largest.depth)
+            drafts = {nodes: self.costs.draft(batch_size, min(nodes, most)) for nodes in doubling(self.largest.nodes)}
+            known = self._usual[batch_size.bit_length()] = _Usual(drafts)
         return known
+
+
+def _tokens(batch: Many[Sequence]) -> int:
+    """That these texts hold together."""
+    return sum(sequence.num_computed for sequence in batch)

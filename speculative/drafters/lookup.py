@@ -110,19 +110,30 @@ class LookupDrafter(DrafterWrapper):
         matches = [self._match(sequence, shape.nodes) if sequence.drafts_here else None for sequence in sequences]
         chains = [self._chain(match, WITHOUT_DRAFTING) for match in matches]
         if all(chain or not sequence.drafts_here for chain, sequence in zip(chains, sequences, strict=True)):
-            return DraftTree.from_chains(chains)
+            return DraftTree.from_chains(chains).expecting(self._right(matches, chains))
         tree = self.other.propose(sequences, shape, target_cache)
         self._asked = _Asked(tree, list(sequences), [len(sequence.tokens) for sequence in sequences])
         # Drafting is paid for by now.
         chains = [self._chain(match, 1.0) for match in matches]
-        return tree.with_chains(chains) if any(chains) else tree
+        if not any(chains):
+            return tree
+        mixed = tree.with_chains(chains)
+        return mixed if tree.probabilities is None else mixed.expecting(self._right(matches, chains))
+
+    def _right(self, matches: list[_Match | None], chains: list[list[int]]) -> list[float | None]:
+        """How many tokens of each chain are expected to be right."""
+        pairs = zip(matches, chains, strict=True)
+        return [self._expected(match) if match is not None and chain else None for match, chain in pairs]
+
+    def _expected(self, match: _Match) -> float:
+        """How many tokens a match as long as this one is expected to foretell."""
+        return self._of_matches.get(match.length, _HOPED * match.length)
 
     def _chain(self, match: _Match | None, cost: float) -> list[int]:
         """What the text's own example says that comes next, where a token of it costs no more than one of a tree; else []."""
         if match is None:
             return []
-        expected = self._of_matches.get(match.length, _HOPED * match.length)
-        return match.chain if expected >= max(LEAST, cost * (1 + self.expected_of_trees) - 1) else []
+        return match.chain if self._expected(match) >= max(LEAST, cost * (1 + self.expected_of_trees) - 1) else []
 
     def _match(self, sequence: Sequence, most: int) -> _Match | None:
         """Where the text went on as it does now, and what the match before this one teaches; None where nothing matches."""
@@ -130,7 +141,7 @@ class LookupDrafter(DrafterWrapper):
         if text is None:
             text = self._texts[sequence.request.request_id] = _Text(NgramIndex(self._orders))
         if text.pending is not None and (right := text.pending.foretold(tokens)) is not None:
-            expected = self._of_matches.get(text.pending.length, _HOPED * text.pending.length)
+            expected = self._expected(text.pending)
             self._of_matches[text.pending.length] = expected + _WEIGHT * (right - expected)
             text.pending = None
         found = text.index.find(tokens)

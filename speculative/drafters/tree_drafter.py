@@ -50,6 +50,11 @@ class TreeDrafter(ABC):
         """Whether something stands in for its network."""
         return bool(self.compiled) or self.trees is not None
 
+    @property
+    def narrows(self) -> bool:
+        """Whether trees of less breadth than was announced cost less: graphs have theirs built in."""
+        return self.trees is not None or not self.compiled
+
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do: what the slot holds will be written anew before it is read."""
         return None

@@ -19,44 +19,44 @@ def costs() -> StepCosts:
 
 
 def test_what_was_measured_is_expected() -> None:
-    assert costs().plain(1) == 1.0
-    assert costs().verification(4, 4) == 6.0
+    assert costs().plain(1, 0) == 1.0
+    assert costs().verification(4, 0, 4) == 6.0
     assert costs().draft(4, 1) == 0.6
     assert costs().draft(1, 3) == pytest.approx(0.5)
     assert costs().level(4) == pytest.approx(0.2)
 
 
 def test_between_and_beyond_lines_are_drawn() -> None:
-    assert costs().plain(2) == pytest.approx(1 + 1 / 3)
-    assert costs().plain(7) == pytest.approx(3.0)
-    assert costs().verification(1, 2) == pytest.approx(1.3)
-    assert costs().verification(1, 7) == pytest.approx(1.8)
+    assert costs().plain(2, 0) == pytest.approx(1 + 1 / 3)
+    assert costs().plain(7, 0) == pytest.approx(3.0)
+    assert costs().verification(1, 0, 2) == pytest.approx(1.3)
+    assert costs().verification(1, 0, 7) == pytest.approx(1.8)
 
 
 def test_of_one_size_alone_others_are_taken_to_be_multiples() -> None:
     alone = StepCosts(MeasuredCosts({1: {0: 1.0, 2: 1.4}}, {1: (0.3, 0.1)}))
-    assert alone.plain(3) == pytest.approx(3.0)
-    assert alone.verification(3, 2) == pytest.approx(4.2)
+    assert alone.plain(3, 0) == pytest.approx(3.0)
+    assert alone.verification(3, 0, 2) == pytest.approx(4.2)
 
 
 def test_steps_keep_them_current() -> None:
     current = costs()
     for _ in range(200):
-        current.observe(StepTimes(1, 0, False, 0.0, 3.0))
-    assert current.plain(1) == pytest.approx(3.0, rel=0.01)
+        current.observe(StepTimes(1, 0, 0, False, 0.0, 3.0))
+    assert current.plain(1, 0) == pytest.approx(3.0, rel=0.01)
     # A slower machine verifies more slowly too; how much more shows when it does.
-    assert 1.2 < current.verification(1, 1) / 1.2 < 3.0
+    assert 1.2 < current.verification(1, 0, 1) / 1.2 < 3.0
     for _ in range(200):
-        current.observe(StepTimes(1, 4, True, 0.5, 4.5))
-        current.observe(StepTimes(1, 0, False, 0.0, 3.0))
-    assert current.verification(1, 4) == pytest.approx(4.5, rel=0.02)
-    assert current.plain(1) == pytest.approx(3.0, rel=0.02)
+        current.observe(StepTimes(1, 0, 4, True, 0.5, 4.5))
+        current.observe(StepTimes(1, 0, 0, False, 0.0, 3.0))
+    assert current.verification(1, 0, 4) == pytest.approx(4.5, rel=0.02)
+    assert current.plain(1, 0) == pytest.approx(3.0, rel=0.02)
 
 
 def test_one_slow_step_is_not_believed() -> None:
     current = costs()
-    current.observe(StepTimes(1, 0, False, 0.0, 1000.0))
-    assert current.plain(1) < 1.1
+    current.observe(StepTimes(1, 0, 0, False, 0.0, 1000.0))
+    assert current.plain(1, 0) < 1.1
 
 
 @pytest.mark.parametrize("drafter", ["moa", "entry and block", "eagle3", "independent", "ngram"])
@@ -77,3 +77,43 @@ def test_measuring_leaves_no_trace(drafter: str, make_engine: MakeEngine) -> Non
 
 def test_short_texts_begin_anew_while_measuring(make_engine: MakeEngine) -> None:
     assert sorted(measure_costs(make_engine(max_model_len=16, max_num_seqs=2)).steps) == [1, 2]
+
+
+LONG = MeasuredCosts(MEASURED.steps, MEASURED.drafts, length=10, tokens={0: 0.01, 4: 0.02})
+
+
+def test_what_texts_hold_beyond_what_was_measured_with_costs_more() -> None:
+    known = StepCosts(LONG)
+    assert known.plain(4, 40) == 2.0
+    assert known.plain(4, 140) == pytest.approx(2.0 + 100 * 0.01)
+    assert known.verification(4, 140, 4) == pytest.approx(6.0 + 100 * 0.02)
+    assert known.plain(4, 20) == 2.0
+
+
+def test_long_texts_do_not_make_drafts_look_dear() -> None:
+    """Were lengths taken for the machine's pace, verifying would be expected to take as many times longer as a plain step does."""
+    known = StepCosts(LONG)
+    for _ in range(300):
+        known.observe(StepTimes(4, 340, 0, False, 0.0, 2.0 + 300 * 0.015))
+    assert known.plain(4, 340) == pytest.approx(6.5, rel=0.02)
+    apart = known.verification(4, 340, 4)
+    as_pace = 6.0 * 6.5 / 2.0
+    assert 6.0 + 300 * 0.02 < apart < 0.85 * as_pace
+
+
+def test_sizes_keep_their_own_pace() -> None:
+    """What slows single texts down, as whoever shares a processor does, is not what slows many."""
+    current = costs()
+    for _ in range(200):
+        current.observe(StepTimes(1, 0, 1, True, 0.0, 2.4))
+    assert current.verification(1, 0, 1) == pytest.approx(2.4, rel=0.02)
+    assert current.verification(4, 0, 1) == 2.8
+    assert current.plain(1, 0) > 1.2
+
+
+def test_lengths_are_measured(make_engine: MakeEngine) -> None:
+    measured = measure_costs(make_engine(max_num_seqs=2, max_model_len=400))
+    assert measured.length == 64 and sorted(measured.tokens) == [0, 4]
+    assert all(seconds > 0 for seconds in measured.tokens.values())
+    # Texts of a short context cannot be much longer than others.
+    assert measure_costs(make_engine(max_num_seqs=2, max_model_len=200)).tokens == {}

@@ -33,6 +33,7 @@ class Other:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.probabilities: torch.Tensor | None = None
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None: ...
 
@@ -45,7 +46,8 @@ class Other:
         self.asked += 1
         batch = len(sequences)
         sizes = tuple(3 if sequence.speculative else 0 for sequence in sequences)
-        return DraftTree(torch.tensor([[90, 91, 92]] * batch), torch.tensor([[0, 1, 1]] * batch), sizes)
+        known = None if self.probabilities is None else self.probabilities.repeat(batch, 1)
+        return DraftTree(torch.tensor([[90, 91, 92]] * batch), torch.tensor([[0, 1, 1]] * batch), sizes, (), known)
 
 
 def sequence(name: str, text: list[int], *, speculative: bool = True) -> Sequence:
@@ -87,6 +89,29 @@ def test_a_batch_of_both_has_chains_and_trees(drafter: LookupDrafter) -> None:
     assert tree.tokens[0].tolist() == [90, 91, 92, 0] and tree.parents[0].tolist() == [0, 1, 1, 0]
     assert tree.tokens[1].tolist() == [13, 14, 15, 1] and tree.parents[1].tolist() == [0, 1, 2, 3]
     assert tree.sizes == (3, 4, 0)
+
+
+def test_quotes_say_how_likely_they_are(drafter: LookupDrafter, other: Other) -> None:
+    """So that a policy weighs them against other texts' trees instead of taking them for certain."""
+    quoting = sequence("a", [*QUOTE, 13, 14, 15, 16, 17, *QUOTE])
+    alone = drafter.propose([quoting], SHAPE, CACHE).probabilities
+    assert alone is not None
+    assert 0.5 < alone[0, 0] < 1 and alone[0].tolist() == sorted(alone[0].tolist(), reverse=True)
+    other.probabilities = torch.tensor([[0.9, 0.5, 0.2]])
+    mixed = drafter.propose([sequence("b", QUOTE), sequence("c", quoting.tokens)], SHAPE, CACHE).probabilities
+    assert mixed is not None
+    assert mixed[0].tolist() == pytest.approx([0.9, 0.5, 0.2, 0.0])
+    assert mixed[1].tolist() == pytest.approx(alone[0].tolist())
+
+
+def test_quotes_that_fail_become_less_likely(drafter: LookupDrafter) -> None:
+    text, seen = sequence("a", [0, *QUOTE]), []
+    for i in range(20):
+        text.tokens.extend([1000 + i, *QUOTE])
+        probabilities = drafter.propose([text], SHAPE, CACHE).probabilities
+        if probabilities is not None:
+            seen.append(float(probabilities[0, 0]))
+    assert len(seen) > 5 and seen[-1] < seen[1]
 
 
 def test_nobody_who_speculates_asks_for_nothing(drafter: LookupDrafter, other: Other) -> None:
