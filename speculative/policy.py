@@ -23,6 +23,9 @@ _WEIGHT = 0.1
 _LEVELS, _NODES = 3, 4
 """What drafts are taken to be before there were any."""
 
+_GOES_ON = 0.75
+"""Of what reaches a level, the share that the level below it can gain."""
+
 _NODES_ABREAST = 4
 """Nodes that are aimed at for each that a level is drafted wide (docs/results/adaptive-policy.md)."""
 
@@ -105,8 +108,8 @@ class AdaptivePolicy:
 
     - nothing is drafted where the best rate that drafts are expected to bring, with as many nodes as that takes, is below that of
       plain decoding,
-    - another level is drafted while it is reached more often than the rate times its seconds, those of verifying a node included,
-    - where few nodes are worth it, few are drafted beside one another (``narrows``: the drafter takes any breadth),
+    - another level is drafted while it is expected to gain more than the rate times its seconds, with those of verifying a node,
+    - where few nodes are worth it, trees are narrow and shallow (``narrows``: the drafter spends less on these),
     - and of the nodes that were drafted as many are verified as make the most of the step: by the drafter's probabilities, as far
       as each request's drafts have kept what those promised, and by what rows cost at this batch size.
 
@@ -159,8 +162,9 @@ class AdaptivePolicy:
         largest, nodes = self.largest, self._aim
         breadth = min(largest.breadth, -(-nodes // _NODES_ABREAST)) if self._narrows else largest.breadth
         row = self.costs.verification(size, tokens, nodes + 1) - self.costs.verification(size, tokens, nodes)
-        reach = min(max(largest.min_reach, worth * (self.costs.level(size) + max(0.0, row))), 1.0)
-        return replace(largest, breadth=breadth, min_reach=reach)
+        reach = worth * (self.costs.level(size) + max(0.0, row)) / _GOES_ON
+        depth = min(largest.depth, nodes) if self._narrows else largest.depth
+        return replace(largest, depth=depth, breadth=breadth, min_reach=min(max(largest.min_reach, reach), 1.0))
 
     def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
         """As in SpeculationPolicy; what drafters that give no probabilities propose stays as it is."""
@@ -227,9 +231,15 @@ class AdaptivePolicy:
         known = self._usual.get(batch_size.bit_length())
         if known is None:
             most = min(_LEVELS, self.largest.depth)
-            drafts = {nodes: self.costs.draft(batch_size, min(nodes, most)) for nodes in doubling(self.largest.nodes)}
+            drafts = {nodes: self.costs.draft(batch_size, min(nodes, most)) for nodes in _sizes(self.largest.nodes)}
             known = self._usual[batch_size.bit_length()] = _Usual(drafts)
         return known
+
+
+def _sizes(most: int) -> list[int]:
+    """Numbers of nodes that are weighed: 1, 2, 3, 4, 6, 8, 12, … and ``most``."""
+    powers = list(doubling(most))
+    return sorted({*powers, *(3 * power // 2 for power in powers[1:-1] if 3 * power // 2 < most)})
 
 
 def _tokens(batch: Many[Sequence]) -> int:

@@ -52,7 +52,7 @@ class TreeDrafter(ABC):
 
     @property
     def narrows(self) -> bool:
-        """Whether trees of less breadth than was announced cost less: graphs have theirs built in."""
+        """Whether trees that are narrower than was announced cost less: graphs have their breadth built in."""
         return self.trees is not None or not self.compiled
 
     def forget(self, sequence: Sequence) -> None:
