@@ -76,9 +76,8 @@ class Expectations:
 
     def see(self, worths: Many[float]) -> None:
         """What nodes of a step's drafts are worth to a text, the likeliest first; further ones are worth no more than the last."""
-        for node, worth in enumerate(worths):
-            self._worths[node] += _NODE_WEIGHT * (worth - self._worths[node])
-        self._worths = list(accumulate(self._worths, min))
+        seen = [old + _NODE_WEIGHT * (new - old) for old, new in zip(self._worths, worths, strict=False)]
+        self._worths = list(accumulate([*seen, *self._worths[len(seen) :]], min))
         self._shares = _shares(self._worths)
 
     def observe(self, sequence: Sequence, gained: int, promised: float | None, share: float) -> None:
