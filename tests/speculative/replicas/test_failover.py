@@ -125,7 +125,8 @@ async def test_every_text_is_as_if_nobody_had_died(
     plain = make_speller("none", max_num_seqs=1)
     expected = {number: Text.of(run(plain, [asked(number)])[f"text-{number}"]) for number in range(2 * len(KINDS))}
     killed = 0
-    async with replicated(make_speller, spelling) as (engine, fleet):
+    # Where so many die a text may wait for its turn longer than users are asked to.
+    async with replicated(make_speller, spelling, patience=300.0) as (engine, fleet):
 
         def maybe_kill() -> None:
             nonlocal killed
