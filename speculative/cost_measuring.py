@@ -187,7 +187,7 @@ class _Script:
         self.levels: int | None = None
         self.latest: StepTimes | None = None
 
-    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence], *, reading: bool = False) -> DraftShape | None:
         """So many levels, whatever the drafter thinks of them; None: no draft."""
         return None if self.levels is None else replace(self._largest, depth=self.levels, min_reach=0.0)
 

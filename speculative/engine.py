@@ -244,7 +244,8 @@ class Engine:
         return sequence.append(accepted[0].tokens, 0, logprobs, self.eos_token_ids)
 
     def _draft(self, batch: list[Sequence]) -> DraftTree:
-        shape = self.policy.shape(batch) if self.drafter is not None else None
+        reading = self.scheduler.prefilling is not None
+        shape = self.policy.shape(batch, reading=reading) if self.drafter is not None else None
         if shape is not None and self.telling.catch_up():
             self._told += self.clock.end("commit", usual=False)
             # What is left is told before the next steps: all at once, it would hold every text up.

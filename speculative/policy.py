@@ -52,8 +52,8 @@ class DraftShape:
 class SpeculationPolicy(Protocol):
     """Chooses how each step drafts, and learns from what came of it."""
 
-    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
-        """Limits of this step's trees, or None where nothing is to be drafted.
+    def shape(self, batch: Many[Sequence], *, reading: bool = False) -> DraftShape | None:
+        """Limits of this step's trees, or None where nothing is to be drafted; ``reading``: a prompt is read beside it.
 
         The drafter may have to be told what it has missed, a portion between two steps: then the same is asked again.
         """
@@ -74,7 +74,7 @@ class FixedPolicy:
     def __init__(self, shape: DraftShape) -> None:
         self._shape = shape
 
-    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence], *, reading: bool = False) -> DraftShape | None:
         """The configured shape, whatever the load."""
         return self._shape if any(sequence.drafts_here for sequence in batch) else None
 
@@ -117,7 +117,7 @@ class AdaptivePolicy:
     the sooner the faster the steps themselves are.
 
     While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying. A trial
-    holds all texts up: it verifies what goes into twice a plain step's time.
+    holds all texts up: it waits while a prompt is read, which does so too, and verifies what goes into twice a plain step's time.
     """
 
     def __init__(self, largest: DraftShape, costs: StepCosts, *, narrows: bool = False) -> None:
@@ -130,7 +130,7 @@ class AdaptivePolicy:
         self._cuts = True
         self._aim = largest.nodes
 
-    def shape(self, batch: Many[Sequence]) -> DraftShape | None:
+    def shape(self, batch: Many[Sequence], *, reading: bool = False) -> DraftShape | None:
         """As in SpeculationPolicy."""
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
@@ -143,7 +143,7 @@ class AdaptivePolicy:
         if self._trying:
             self._allowance += PROBING * plain
             loss = usual.told + seconds * (1 - rate * plain / size)
-            if self._allowance < loss:
+            if self._allowance < loss or reading:
                 for sequence in drafting:
                     self.expected.pass_by(sequence)
                 return None

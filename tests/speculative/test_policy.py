@@ -80,7 +80,9 @@ def test_what_is_due_to_be_tried_stays_so_until_it_was() -> None:
     fare(made, batch, 0, steps=400)
     while made.shape(batch) is None:
         pass
-    # The drafter may be told what it has missed first.
+    # The drafter may be told what it has missed first; and nothing is tried beside a prompt, which holds texts up already.
+    assert made.shape(batch) is not None
+    assert made.shape(batch, reading=True) is None
     assert made.shape(batch) is not None
     fare(made, batch, 0, steps=1)
     assert made.shape(batch) is None
