@@ -278,6 +278,6 @@ class _Asked(FixedPolicy):
         self._asked = shape
         super().__init__(shape or DraftShape(1, 1, 1))
 
-    def shape(self, batch: Sequence[Any], *, read: float = 0.0) -> DraftShape | None:
+    def shape(self, batch: Sequence[Any], *, reading: bool = False) -> DraftShape | None:
         """As in SpeculationPolicy."""
         return self._asked
