@@ -81,19 +81,22 @@ def _token_costs(engine: Engine, script: _Script, stand_in: _StandIn) -> dict[in
     """Seconds for each token more that texts hold, by nodes; nothing where it takes too long to find out."""
     short, long = _short_length(engine), min(_LONG_PROMPT_TOKENS, engine.info.max_model_len // 2)
     reading = engine.scheduler.budget.costs
-    prompt = reading.seconds(0, long) if reading is not None else 0.0
-    size = min(_LONG_PROMPTS, engine.scheduler.num_slots, int(_LONG_PROMPT_SECONDS / prompt) if prompt else _LONG_PROMPTS)
-    if size < 1 or long < 2 * short:
+    if reading is None or long < 2 * short:
         return {}
-    found = {}
-    for nodes in (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes)):
-        seconds = []
-        for length in (short, long):
-            _abort_all(engine)
-            seconds.append(_verifying(engine, script, stand_in, size, length, nodes))
-        # Noise must not make it nothing: what steps take corrects it.
-        found[nodes] = max(seconds[1] - seconds[0], 0.01 * seconds[0]) / (size * (long - short))
-    return found
+    size = min(_LONG_PROMPTS, engine.scheduler.num_slots, int(_LONG_PROMPT_SECONDS / reading.seconds(0, long)))
+    if size < 1:
+        return {}
+    seconds: dict[int, dict[int, float]] = {}
+    for length in (short, long):
+        _abort_all(engine)
+        seconds[length] = {
+            nodes: _verifying(engine, script, stand_in, size, length, nodes)
+            for nodes in (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes))
+        }
+    # Noise must not make it nothing: what steps take corrects it.
+    return {
+        nodes: max(seconds[long][nodes] - least, 0.01 * least) / (size * (long - short)) for nodes, least in seconds[short].items()
+    }
 
 
 def _verifying(engine: Engine, script: _Script, stand_in: _StandIn, size: int, length: int, nodes: int) -> float:

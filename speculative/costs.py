@@ -50,11 +50,12 @@ class MeasuredCosts:
 class StepCosts:
     """Expected seconds, between the sizes that were measured and beyond them by straight lines.
 
-    The machine's pace changes, and what shares it gets in the way of some steps more than of others: what steps take is compared
-    with what was expected. Batch sizes, up to the next power of two together, have a factor each for steps that draft and for those
-    that do not, of which a surprise moves its own by twice as much as the other: most of what slows one kind slows both, and a kind
-    that has not run for long shall not look cheap for that. What the lengths of texts cost is counted apart: reading their keys and
-    values takes as long for one row of a text as for four, and whoever took it for the machine's pace would think drafts dear.
+    The machine's pace changes, and a server's steps are slower than those that were measured, of few texts more than of many: what
+    steps take is compared with what was expected. Batch sizes, up to the next power of two together, have a factor each for steps
+    that draft and for those that do not, of which a surprise moves its own by twice as much as the other: most of what slows one
+    kind slows both, and a kind that has not run for long shall not look cheap for that. What the lengths of texts cost is counted
+    apart: reading their keys and values takes about as long for one row of a text as for four, and whoever took it for the
+    machine's pace would think drafts dear.
     """
 
     def __init__(self, measured: MeasuredCosts) -> None:

@@ -151,10 +151,15 @@ class AdaptivePolicy:
 
     def _rates(self, size: int, tokens: int, gain: float) -> Iterator[tuple[float, float, int]]:
         """What drafts are expected to bring with some numbers of nodes: tokens a second, seconds of a step, nodes."""
-        usual = self._of(size)
-        for nodes, draft in usual.drafts.items():
-            verified, share = (nodes, self.expected.share(nodes)) if self._cuts else (round(usual.nodes), 1.0)
-            seconds = draft + self.costs.verification(size, tokens, verified)
+        usual, largest = self._of(size), self.largest.nodes
+        # Where nothing is cut a draft has as many nodes as it comes with, whatever is aimed at.
+        weighed = (
+            [(nodes, nodes, self.expected.share(nodes)) for nodes in usual.drafts]
+            if self._cuts
+            else [(largest, round(usual.nodes), 1.0)]
+        )
+        for nodes, verified, share in weighed:
+            seconds = usual.drafts[nodes] + self.costs.verification(size, tokens, verified)
             yield (size + gain * share) / seconds, seconds, nodes
 
     def _shape(self, size: int, tokens: int, worth: float) -> DraftShape:
@@ -169,9 +174,10 @@ class AdaptivePolicy:
     def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
         """As in SpeculationPolicy; what drafters that give no probabilities propose stays as it is."""
         nodes = tree.num_rows - 1
-        if nodes:
-            self._cuts = tree.probabilities is not None
-        if tree.probabilities is None or not nodes or any(tree.straight):
+        if not nodes:
+            return tree
+        self._cuts = tree.probabilities is not None
+        if tree.probabilities is None or any(tree.straight):
             return tree
         size, tokens, draft = len(batch), _tokens(batch), self._of(len(batch)).drafts[self._aim]
         worths = self._worths(tree.probabilities, tree.sizes, batch)
@@ -243,5 +249,5 @@ def _sizes(most: int) -> list[int]:
 
 
 def _tokens(batch: Many[Sequence]) -> int:
-    """That these texts hold together."""
+    """What these texts hold together."""
     return sum(sequence.num_computed for sequence in batch)

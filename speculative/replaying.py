@@ -31,7 +31,7 @@ def replay_engine(engine: Engine, record: Recorder | None = None) -> None:
     engine.replayed = ReplayedVerification(engine.target, engine.cache, engine.taps, record)
     drafter = innermost(engine.drafter)
     if isinstance(drafter, TreeDrafter):
-        drafter.trees = ReplayedTrees(drafter, engine, record)
+        drafter.trees, drafter.narrows = ReplayedTrees(drafter, engine, record), False
     if isinstance(drafter, MoADrafter):
         drafter.compiled["remember"] = ReplayedMemory(drafter, engine, record)
 

@@ -139,6 +139,7 @@ def use_compiled(drafter: MoATreeDrafter, graphs: dict[str, CompiledGraph]) -> N
     drafter.compiled, length = graphs, drafter.caches[0].length
     if tiled_block.suits(drafter.network, drafter.breadth):
         drafter.trees = tiled_block.tiled_drafting(drafter.network, length)
+    drafter.narrows = drafter.trees is not None
     if isinstance(drafter, MoADrafter) and tiled_memory.suits(drafter.network):
         drafter.remember = tiled_memory.tiled_memory(drafter.network, length)
 

@@ -32,7 +32,8 @@ class TreeDrafter(ABC):
     """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
 
     How it learns of verified tokens is each drafter's own. ``compiled`` holds graphs that replace parts of the network, by name:
-    see ``moa_graphs``. ``trees``, where there is one, drafts whole trees in one call.
+    see ``moa_graphs``. ``trees``, where there is one, drafts whole trees in one call. It ``narrows`` where trees that
+    are smaller than was announced cost less: some graphs have their breadth built in, others are recorded anew for every shape.
     """
 
     name: str
@@ -44,16 +45,12 @@ class TreeDrafter(ABC):
         self.caches: Many[KVCache] = caches
         self.compiled: dict[str, CompiledGraph] = {}
         self.trees: DraftTrees | None = None
+        self.narrows = True
 
     @property
     def runs_compiled(self) -> bool:
         """Whether something stands in for its network."""
         return bool(self.compiled) or self.trees is not None
-
-    @property
-    def narrows(self) -> bool:
-        """Whether trees that are narrower than was announced cost less: graphs have their breadth built in."""
-        return self.trees is not None or not self.compiled
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing to do: what the slot holds will be written anew before it is read."""

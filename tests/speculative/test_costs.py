@@ -102,7 +102,7 @@ def test_long_texts_do_not_make_drafts_look_dear() -> None:
 
 
 def test_sizes_keep_their_own_pace() -> None:
-    """What slows single texts down, as whoever shares a processor does, is not what slows many."""
+    """What slows steps of single texts is not what slows those of many."""
     current = costs()
     for _ in range(200):
         current.observe(StepTimes(1, 0, 1, True, 0.0, 2.4))

@@ -211,7 +211,7 @@ def test_texts_are_the_same_whatever_the_policy_does(drafter: str, worth: float 
     if worth is not None:
         steps = {1: {0: 1.0 + worth, 16: 1.0 + 2 * worth}}
         drafts = {1: (1e-3, 1e-3)} if worth else {1: (3.0, 3.0)}
-        adaptive.policy = AdaptivePolicy(adaptive.largest_shape, StepCosts(MeasuredCosts(steps, drafts)))
+        adaptive.policy = AdaptivePolicy(adaptive.largest_shape, StepCosts(MeasuredCosts(steps, drafts)), narrows=True)
     fixed = make_engine(drafter=drafter)
     asked = [
         request(f"{number}", prompt, max_tokens=60, **params)

@@ -86,6 +86,12 @@ def test_texts_are_the_same_as_without(drafter: str, slots: int, make_engine: Ma
     assert engine.replayed is not None and len(engine.replayed) > 0
 
 
+def test_trees_whose_shapes_are_recorded_keep_them(make_engine: MakeEngine) -> None:
+    """A policy that narrowed them would have one recorded for each size, in the middle of serving."""
+    assert innermost(make_engine(N0, "block").drafter).narrows  # type: ignore[union-attr]
+    assert not innermost(replaying(make_engine(N0, "block")).drafter).narrows  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("drafter", ["none", "block"])
 def test_texts_are_the_same_where_tokens_are_drawn_together(
     drafter: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
