@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -68,11 +68,18 @@ class StepCosts:
 
     def plain(self, batch_size: int, tokens: int) -> float:
         """A step that drafts nothing, of texts that hold so many ``tokens`` together."""
-        return sum(self._parts(batch_size, tokens, 0, drafted=False))
+        rows, lengths = self._parts(batch_size, tokens, 0, drafted=False)
+        return rows + lengths
 
     def verification(self, batch_size: int, tokens: int, nodes: int) -> float:
         """Verifying so many nodes of each text, and committing what was accepted."""
-        return sum(self._parts(batch_size, tokens, nodes, drafted=True))
+        return self.verifications(batch_size, tokens, (nodes,))[0]
+
+    def verifications(self, batch_size: int, tokens: int, counts: Iterable[int]) -> list[float]:
+        """The same for several numbers of nodes: a policy asks for all that it weighs, at every step."""
+        pace, further = self._factors_of(batch_size)[True], self._token_factor * self._further(batch_size, tokens)
+        step, token = self._step, self._token
+        return [pace * step(batch_size, nodes) + further * token(nodes) for nodes in counts]
 
     def draft(self, batch_size: int, levels: float) -> float:
         """A tree of so many levels for each text."""
@@ -96,9 +103,12 @@ class StepCosts:
 
     def _parts(self, batch_size: int, tokens: int, nodes: int, *, drafted: bool) -> tuple[float, float]:
         """What rows cost, and what the lengths of texts do."""
-        further = max(0, tokens - batch_size * self._length)
-        pace = self._factors_of(batch_size)[drafted]
+        pace, further = self._factors_of(batch_size)[drafted], self._further(batch_size, tokens)
         return pace * self._step(batch_size, nodes), self._token_factor * further * self._token(nodes)
+
+    def _further(self, batch_size: int, tokens: int) -> int:
+        """Tokens beyond those of the texts that were measured."""
+        return max(0, tokens - batch_size * self._length)
 
     def _factors_of(self, batch_size: int) -> dict[bool, float]:
         """Of steps that draft (True) and of those that do not."""

@@ -151,23 +151,23 @@ class AdaptivePolicy:
 
     def _rates(self, size: int, tokens: int, gain: float) -> Iterator[tuple[float, float, int]]:
         """What drafts are expected to bring with some numbers of nodes: tokens a second, seconds of a step, nodes."""
-        usual, largest = self._of(size), self.largest.nodes
-        # Where nothing is cut a draft has as many nodes as it comes with, whatever is aimed at.
-        weighed = (
-            [(nodes, nodes, self.expected.share(nodes)) for nodes in usual.drafts]
-            if self._cuts
-            else [(largest, round(usual.nodes), 1.0)]
-        )
-        for nodes, verified, share in weighed:
-            seconds = usual.drafts[nodes] + self.costs.verification(size, tokens, verified)
-            yield (size + gain * share) / seconds, seconds, nodes
+        usual, share = self._of(size), self.expected.share
+        if not self._cuts:  # a draft has as many nodes as it comes with, whatever is aimed at
+            nodes = self.largest.nodes
+            seconds = usual.drafts[nodes] + self.costs.verification(size, tokens, round(usual.nodes))
+            yield (size + gain) / seconds, seconds, nodes
+            return
+        verifications = self.costs.verifications(size, tokens, usual.drafts)
+        for (nodes, draft), verification in zip(usual.drafts.items(), verifications, strict=True):
+            seconds = draft + verification
+            yield (size + gain * share(nodes)) / seconds, seconds, nodes
 
     def _shape(self, size: int, tokens: int, worth: float) -> DraftShape:
         """Limits with which as many nodes are drafted as are aimed at, where a second is ``worth`` so many nodes of all texts."""
         largest, nodes = self.largest, self._aim
         breadth = min(largest.breadth, -(-nodes // _NODES_ABREAST)) if self._narrows else largest.breadth
-        row = self.costs.verification(size, tokens, nodes + 1) - self.costs.verification(size, tokens, nodes)
-        reach = worth * (self.costs.level(size) + max(0.0, row)) / _GOES_ON
+        one, more = self.costs.verifications(size, tokens, (nodes, nodes + 1))
+        reach = worth * (self.costs.level(size) + max(0.0, more - one)) / _GOES_ON
         depth = min(largest.depth, nodes) if self._narrows else largest.depth
         return replace(largest, depth=depth, breadth=breadth, min_reach=min(max(largest.min_reach, reach), 1.0))
 
@@ -183,8 +183,8 @@ class AdaptivePolicy:
         worths = self._worths(tree.probabilities, tree.sizes, batch)
         best, count = 0.0, 0
         longest = 2 * self.costs.plain(size, tokens) if self._trying else inf
-        for number, gain in enumerate(accumulate(worths, initial=0.0)):
-            verification = self.costs.verification(size, tokens, number)
+        verifications = self.costs.verifications(size, tokens, range(nodes + 1))
+        for number, (gain, verification) in enumerate(zip(accumulate(worths, initial=0.0), verifications, strict=True)):
             rate = (size + gain) / (draft + verification)
             if rate > best and (number <= 1 or draft + verification <= longest):
                 best, count = rate, number
