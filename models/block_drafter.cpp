@@ -60,6 +60,7 @@ struct BlockDrafter : torch::CustomClassHolder {
     };
     sa_ = layer(12), ca_ = layer(18);
     size_ = embedding().size(1), block_ = stand_ins().size(0) + 1, outputs_ = ids().size(0), step_ = of_known().size(1);
+    stays_near_ = head().nbytes() + from_state().nbytes() + down().nbytes() <= kSecondLevel;
     queries_ = sa_.output.size(1) * tiles::kPairs, groups_ = queries_ / (kv_heads * head_dim);
   }
 
@@ -82,11 +83,10 @@ struct BlockDrafter : torch::CustomClassHolder {
 
     std::vector<growth::Sampling> settings = settings_of(sampling, texts.count);
     std::vector<growth::Tree> trees(texts.count);
-    at::Tensor states;
+    Levels levels(*this, texts.count * breadth);
     for (int64_t level = 0; level < positions; ++level) {
-      states = states_of(level, positions, trees, states, features, of_positions);
-      const at::Tensor logits = logits_of(states);
-      const auto* row = logits.const_data_ptr<float>();
+      next_states(level, positions, trees, features, of_positions, levels);
+      const float* row = logits_of(levels, stays_near_ && level > 0);
       double reach = 0.0;
       for (int64_t text = 0; text < texts.count; ++text) {
         std::vector<std::vector<growth::Likely>> likely;
@@ -205,41 +205,57 @@ struct BlockDrafter : torch::CustomClassHolder {
     return mask;
   }
 
+  // What levels are computed in, one after the other: `rows` at most.
+  struct Levels {
+    at::Tensor states, before, normed, gated, logits;
+    int64_t rows = 0;
+
+    Levels(const BlockDrafter& drafter, int64_t most)
+        : states(at::empty({most, drafter.size_}, drafter.embedding().options().dtype(at::kFloat))),
+          before(at::empty(states.sizes(), states.options())),
+          normed(at::empty({most, drafter.size_}, drafter.embedding().options())),
+          gated(at::empty({most, drafter.step_ / 2}, normed.options())), logits(at::empty({most, drafter.outputs_}, states.options())) {}
+
+    tiles::Rows first_of(const at::Tensor& x) const { return {static_cast<const char*>(x.const_data_ptr()), x.size(1) * 2, rows}; }
+  };
+
   // States [B·w, E] of the trees' open nodes, from those of the level before.
-  at::Tensor states_of(
-      int64_t level, int64_t positions, const std::vector<growth::Tree>& trees, const at::Tensor& before, const at::Tensor& features,
-      const at::Tensor& of_positions) const {
+  void next_states(
+      int64_t level, int64_t positions, const std::vector<growth::Tree>& trees, const at::Tensor& features,
+      const at::Tensor& of_positions, Levels& levels) const {
     const auto texts = static_cast<int64_t>(trees.size()), width = static_cast<int64_t>(trees[0].open().size());
-    const int64_t rows = texts * width, hidden = step_ / 2;
-    const at::Tensor states = at::empty({rows, size_}, features.options());
-    auto* stream = states.data_ptr<float>();
+    const int64_t parents = levels.rows / texts;
+    std::swap(levels.states, levels.before);
+    levels.rows = texts * width;
+    auto* stream = levels.states.data_ptr<float>();
     const auto* feature = features.const_data_ptr<float>();
-    for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t row = 0; row < levels.rows; ++row) {
       std::copy_n(feature + (row / width * positions + level) * size_, size_, stream + row * size_);
     }
-    if (level == 0) return states;  // a root may be any token: its state is its feature
-    const int64_t parents = before.size(0) / texts;
-    const auto* from = before.const_data_ptr<float>();
-    const at::Tensor normed = at::empty({rows, size_}, embedding().options()), gated = at::empty({rows, hidden}, normed.options());
-    auto* into = normed.data_ptr<BFloat16>();
-    std::vector<const BFloat16*> tokens(rows);
-    std::vector<const float*> places(rows);
-    for (int64_t row = 0; row < rows; ++row) {
+    if (level == 0) return;  // a root may be any token: its state is its feature
+    const auto* from = levels.before.const_data_ptr<float>();
+    auto* into = levels.normed.data_ptr<BFloat16>();
+    std::vector<const BFloat16*> tokens(levels.rows);
+    std::vector<const float*> places(levels.rows);
+    for (int64_t row = 0; row < levels.rows; ++row) {
       const growth::Open& node = trees[row / width].open()[row % width];
       tokens[row] = numbers(of_known()) + node.output * step_;
       places[row] = of_positions.const_data_ptr<float>() + (row / width * positions + level) * step_;
       tiles::norm(from + (row / width * parents + node.parent) * size_, numbers(state_norm()), eps_, size_, into + row * size_);
     }
-    const StepGate gate{{gated.data_ptr<BFloat16>(), hidden}, tokens.data(), places.data()};
-    tiles::product(tiles::rows_of(normed), tiles::Panels(from_state()), gate);
-    tiles::product(tiles::rows_of(gated), tiles::Panels(down()), tiles::AddToStream{stream, size_});
-    return states;
+    const StepGate gate{{levels.gated.data_ptr<BFloat16>(), step_ / 2}, tokens.data(), places.data()};
+    const bool near = stays_near_ && level > 1;
+    tiles::product(levels.first_of(levels.normed), tiles::Panels(from_state(), near), gate);
+    tiles::product(levels.first_of(levels.gated), tiles::Panels(down(), near), tiles::AddToStream{stream, size_});
   }
 
-  at::Tensor logits_of(const at::Tensor& states) const {
-    const at::Tensor logits = at::empty({states.size(0), outputs_}, states.options());
-    const at::Tensor entering = states.to(at::kBFloat16);
-    tiles::product(tiles::rows_of(entering), tiles::Panels(head()), tiles::ToFloats{logits.data_ptr<float>(), outputs_});
+  // The head's outputs [B·w, K] for the level's states.
+  const float* logits_of(const Levels& levels, bool near) const {
+    const auto* states = levels.states.const_data_ptr<float>();
+    auto *entering = levels.normed.data_ptr<BFloat16>();
+    for (int64_t row = 0; row < levels.rows; ++row) tiles::narrow_row(states + row * size_, size_, entering + row * size_);
+    auto* logits = levels.logits.data_ptr<float>();
+    tiles::product(levels.first_of(levels.normed), tiles::Panels(head(), near), tiles::ToFloats{logits, outputs_});
     return logits;
   }
 
@@ -295,12 +311,14 @@ struct BlockDrafter : torch::CustomClassHolder {
     }
   }
 
-  static constexpr uint16_t kHidden = 0xFF80;  // -inf in bfloat16
+  static constexpr uint16_t kHidden = 0xFF80;       // -inf in bfloat16
+  static constexpr size_t kSecondLevel = 2 << 20;  // bytes of a cache in which what each level reads may stay
 
   std::vector<at::Tensor> tensors_;
   tiles::Layer sa_, ca_;
   int64_t size_, block_, outputs_, step_, queries_, groups_, kv_heads_, head_dim_;
   double eps_;
+  bool stays_near_;
 };
 
 #else

@@ -131,16 +131,12 @@ struct DrafterMemory : torch::CustomClassHolder {
     memory_of(slots, positions, target, scratches[0], tapped, stream);
     if (caches.size() > 2) {
       const Places places{caches[2], scratches[3]};
-      tiles::for_rows(count, [&](int64_t row) { narrow(rows + row * size_, size_, places.at(slots[row], positions[row])); });
+      tiles::for_rows(count, [&](int64_t row) { tiles::narrow_row(rows + row * size_, size_, places.at(slots[row], positions[row])); });
     }
     keep(7, 1);
   }
 
  private:
-  AMX static void narrow(const float* from, int64_t size, BFloat16* to) {
-    for (int64_t i = 0; i < size; i += kTile) tiles::narrow(tiles::first(size - i), to + i, _mm512_loadu_ps(from + i));
-  }
-
   // The tokens' memory, into the `stream` [n, E].
   void memory_of(
       const int64_t* slots, const int64_t* positions, const std::vector<at::Tensor>& target, int64_t scratch,

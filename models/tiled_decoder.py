@@ -29,12 +29,12 @@ def tiled_decoder(target: Llama) -> CompiledGraph:
     target.rotary.reserve(config.max_position_embeddings, target.embedding.weight)
     # A cache has reserved some more: trees reach past the end of a text that has little room left.
     cos, sin = target.rotary(torch.arange(len(target.rotary)))
-    tensors = [target.embedding.weight.detach(), cos[:, 0, 0], sin[:, 0, 1], target.norm.weight.detach()]
-    for layer in target.layers:
-        assert isinstance(layer, DecoderLayer)
-        tensors += layer_tensors(layer)
-    dense = [tensor.to(target.dtype).contiguous() for tensor in tensors]
-    decoder = torch.classes.moaserve.Decoder(dense, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
+    others = [target.embedding.weight.detach(), cos[:, 0, 0], sin[:, 0, 1], target.norm.weight.detach()]
+    dense = [tensor.to(target.dtype).contiguous() for tensor in others]
+    layers = [layer for layer in target.layers if isinstance(layer, DecoderLayer)]
+    numbers = sum(parameter.numel() for parameter in target.layers.parameters())
+    weights = tiled_linear.in_one_piece((tensor for layer in layers for tensor in layer_tensors(layer)), numbers)
+    decoder = torch.classes.moaserve.Decoder(dense + weights, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
     return of_dense(decoder.run)
 
 

@@ -61,6 +61,10 @@ AMX inline void embed(const BFloat16* embedding, int64_t size, float* out) {
   for (int64_t i = 0; i < size; i += kTile) _mm512_storeu_ps(out + i, widen(first(size - i), embedding + i));
 }
 
+AMX inline void narrow_row(const float* from, int64_t size, BFloat16* to) {
+  for (int64_t i = 0; i < size; i += kTile) narrow(first(size - i), to + i, _mm512_loadu_ps(from + i));
+}
+
 // Adds sums to rows of the stream of residuals.
 struct AddToStream {
   float* x;

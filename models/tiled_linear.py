@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from models.tiles import LIBRARY, has_tiles
 
 _PANEL, _INPUTS = 32, 32
 """Outputs of a panel, and inputs of a step: two tiles of 16 outputs, whose rows hold two inputs of each."""
+
+_LINE = 32
+"""Numbers in a cache line."""
 
 LIBRARY.define("tiled_linear(Tensor x, Tensor weight) -> Tensor")
 
@@ -38,6 +43,29 @@ def tiled(weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     parts = weight.view(outputs // _PANEL, 2, 16, inputs // _INPUTS, 16, 2)
     return parts.permute(0, 3, 1, 4, 2, 5).contiguous()
+
+
+def in_one_piece(tensors: Iterable[Tensor], numbers: int) -> list[Tensor]:
+    """Copies of bfloat16 ``tensors``, together at most so many ``numbers``, one behind the other in the order of their use.
+
+    What operators fetch ahead at a weight's end is then the beginning of the next. Each begins with a cache line, as its numbers
+    fill whole ones.
+    """
+    whole = torch.empty(numbers + _LINE, dtype=torch.bfloat16)
+    end = -whole.data_ptr() // whole.element_size() % _LINE
+    copies = []
+    for tensor in tensors:
+        start, end = end, end + tensor.numel()
+        copies.append(whole[start:end].view(tensor.shape).copy_(tensor))
+    return copies
+
+
+def put_in_order(tensors: list[Tensor], order: Iterable[int]) -> None:
+    """Replace the ``tensors`` of these numbers by copies ``in_one_piece``."""
+    chosen = list(order)
+    copies = in_one_piece((tensors[index] for index in chosen), sum(tensors[index].numel() for index in chosen))
+    for index, copy in zip(chosen, copies, strict=True):
+        tensors[index] = copy
 
 
 def suits(weight: Tensor) -> bool:

@@ -28,19 +28,37 @@ struct Rows {
   int64_t bytes, count;
 };
 
-// A weight as `tiled` in tiled_linear.py lays it out.
+// A weight as `tiled` in tiled_linear.py lays it out. One that is `near`, in the second-level cache since its last use, need not be
+// fetched ahead, which would cost more than it gains.
 struct Panels {
   const char* data;
   int64_t count, steps;
+  bool near;
 
-  explicit Panels(const at::Tensor& tiled)
-      : data(static_cast<const char*>(tiled.const_data_ptr())), count(tiled.size(0)), steps(tiled.size(1)) {}
+  explicit Panels(const at::Tensor& tiled, bool is_near = false)
+      : data(static_cast<const char*>(tiled.const_data_ptr())), count(tiled.size(0)), steps(tiled.size(1)), near(is_near) {}
 };
 
-// Products of one or two tiles of rows with a panel: `out` [rows][32] of each in float32.
-template <bool two, bool fetch>
-AMX inline void multiply(const char* first, const char* second, int64_t row, const char* panel, int64_t steps, float (*out)[kTile * kPanel]) {
+// Rows of sums that are still to be written: those from `row` to `end` of a panel, the first at `sums`.
+struct Unwritten {
+  int64_t panel = 0, row = 0, end = 0;
+  const float* sums = nullptr;
+
+  template <class Write>
+  AMX inline void write(const Write& write, int64_t most) {
+    for (const int64_t until = std::min(row + most, end); row < until; ++row, sums += kPanel) write(panel, row, sums);
+  }
+};
+
+// Products of one or two tiles of rows with a panel, in float32: 32 numbers of each row, the second tile's `apart` rows behind the
+// first's. Meanwhile `lines` of weights are fetched each step, from `ahead` on, and other rows of sums are written: fetching, writing,
+// which takes vectors, and products, which take tiles, go on at once.
+template <bool two, class Write>
+AMX inline void multiply(
+    const char* first, const char* second, int64_t row, const char* panel, int64_t steps, const char* ahead, int64_t lines, float* out,
+    int64_t apart, Unwritten unwritten, Write write) {
   constexpr int64_t kOutRow = kPanel * sizeof(float);
+  const int64_t written_a_step = 2 * kTile / steps + 1;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (two) {
@@ -48,9 +66,7 @@ AMX inline void multiply(const char* first, const char* second, int64_t row, con
     _tile_zero(3);
   }
   for (int64_t step = 0; step < steps; ++step, panel += kStepBytes) {
-    if constexpr (fetch) {
-      for (int64_t line = 0; line < kStepBytes; line += 64) __builtin_prefetch(panel + kAhead * kStepBytes + line, 0, 2);
-    }
+    for (int64_t line = 0; line < lines; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     _tile_loadd(4, first + step * kRowBytes, row);
     _tile_loadd(6, panel, kRowBytes);
     _tile_dpbf16ps(0, 4, 6);
@@ -61,40 +77,43 @@ AMX inline void multiply(const char* first, const char* second, int64_t row, con
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
+    unwritten.write(write, written_a_step);
   }
-  _tile_stored(0, out[0], kOutRow);
-  _tile_stored(1, out[0] + kTile, kOutRow);
+  unwritten.write(write, 2 * kTile);
+  _tile_stored(0, out, kOutRow);
+  _tile_stored(1, out + kTile, kOutRow);
   if constexpr (two) {
-    _tile_stored(2, out[1], kOutRow);
-    _tile_stored(3, out[1] + kTile, kOutRow);
+    _tile_stored(2, out + apart * kPanel, kOutRow);
+    _tile_stored(3, out + apart * kPanel + kTile, kOutRow);
   }
 }
 
 // Products of all rows with some panels; `write` as that of `product`.
 template <class Write>
 AMX void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int64_t tiles, int64_t height, const Write& write) {
-  alignas(64) float sums[2][kTile * kPanel];
+  alignas(64) float sums[2][2 * kTile * kPanel];
+  // Of the weights ahead, each pair of tiles fetches its share, so that they come as evenly as they can.
+  const int64_t pairs = (tiles + 1) / 2, lines = weight.near ? 0 : (kStepBytes / 64 + pairs - 1) / pairs;
+  int turn = 0;
+  Unwritten unwritten;
   configure(static_cast<uint8_t>(height));
   for (int64_t panel = begin; panel < end; ++panel) {
     const char* data = weight.data + panel * weight.steps * kStepBytes;
-    int64_t written = 0;
-    for (int64_t tile = 0; tile < tiles; tile += 2) {
+    const char* ahead = data + kAhead * kStepBytes;
+    int64_t done = 0;
+    for (int64_t tile = 0; tile < tiles; tile += 2, turn ^= 1, ahead += weight.steps * lines * 64) {
       // The last tile begins so that it ends with the last row; what it repeats is not written again.
-      const int64_t starts[2] = {std::min(tile * height, x.count - height), std::min((tile + 1) * height, x.count - height)};
-      const char *first = x.data + starts[0] * x.bytes, *second = x.data + starts[1] * x.bytes;
+      const int64_t start = std::min(tile * height, x.count - height), apart = std::min(height, x.count - height - start);
+      const char *first = x.data + start * x.bytes, *second = first + apart * x.bytes;
       const bool two = tile + 1 < tiles;
-      if (tile == 0) {
-        two ? multiply<true, true>(first, second, x.bytes, data, weight.steps, sums)
-            : multiply<false, true>(first, second, x.bytes, data, weight.steps, sums);
-      } else {
-        two ? multiply<true, false>(first, second, x.bytes, data, weight.steps, sums)
-            : multiply<false, false>(first, second, x.bytes, data, weight.steps, sums);
-      }
-      for (int each = 0; each < (two ? 2 : 1); ++each) {
-        for (; written < starts[each] + height; ++written) write(panel, written, sums[each] + (written - starts[each]) * kPanel);
-      }
+      two ? multiply<true>(first, second, x.bytes, data, weight.steps, ahead, lines, sums[turn], apart, unwritten, write)
+          : multiply<false>(first, second, x.bytes, data, weight.steps, ahead, lines, sums[turn], apart, unwritten, write);
+      const int64_t up_to = start + height + (two ? apart : 0);
+      unwritten = {panel, done, up_to, sums[turn] + (done - start) * kPanel};
+      done = up_to;
     }
   }
+  unwritten.write(write, 2 * kTile);
   release();
 }
 
@@ -108,7 +127,7 @@ AMX void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64_
     for (int64_t row = 0; row < x.count; row += most) {
       const int64_t count = std::min(most, x.count - row);
       const Operand left{x.data + row * x.bytes, x.bytes, 0, kRowBytes};
-      multiply_few<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false, row == 0 ? kVectorsAhead * kStepBytes : 0);
+      multiply_few<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false, row == 0 && !weight.near ? kVectorsAhead * kStepBytes : 0);
       for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums + each * kPanel);
     }
   }

@@ -63,6 +63,8 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
     if moa.entry is not None:
         tensors += [moa.entry.token_norm.weight, tiled_linear.tiled(moa.entry.from_token.weight)]
     dense = [tensor.detach().contiguous() for tensor in tensors]
+    # SA up to its queries, the entry, what is left of SA, CA, the features' part in steps; then what each level reads.
+    tiled_linear.put_in_order(dense, (12, 13, *range(24, len(dense)), *range(14, 24), 9, 10, 7, 8, 11, 3))
     sizes = moa.config.sa_num_kv_heads, config.head_dim, config.rms_norm_eps
     drafts: DraftTrees = torch.classes.moaserve.BlockDrafter(dense, *sizes).draft
     return drafts

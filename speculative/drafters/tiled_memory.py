@@ -61,6 +61,8 @@ def tiled_memory(network: MoANetwork, length: int) -> Remember:
     if moa.entry is not None:
         tensors.append(tiled_linear.tiled(moa.entry.from_hidden.weight))
     dense = [tensor.detach().to(torch.bfloat16).contiguous() for tensor in tensors]
+    # What SA keeps, LSA, what leads to memory, what CA keeps.
+    tiled_linear.put_in_order(dense, (5, 6, *range(11, 17), 3, *range(17, len(dense)), 7, 8))
     sizes = (moa.config.sa_num_kv_heads, config.head_dim, moa.config.lsa_num_kv_heads, lsa.head_dim)
     remember: Remember = torch.classes.moaserve.DrafterMemory(dense, *sizes, config.rms_norm_eps).remember
     return remember
