@@ -42,14 +42,16 @@ class Noise {
  public:
   Noise(int64_t stream, int64_t position) : key_(mixed(static_cast<uint64_t>(stream) + static_cast<uint64_t>(position) * kStep)) {}
 
+  static constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;  // from one token's state to the next one's
+
+  uint64_t state(int64_t token) const { return key_ + static_cast<uint64_t>(token + 1) * kStep; }
+
   float of(int64_t token) const {
-    const uint64_t bits = mixed(key_ + static_cast<uint64_t>(token + 1) * kStep) >> 11;
+    const uint64_t bits = mixed(state(token)) >> 11;
     return static_cast<float>(-std::log(-std::log((static_cast<double>(bits) + 0.5) * 0x1p-53)));
   }
 
  private:
-  static constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;
-
   static uint64_t mixed(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from models import sampled_token
 from speculative.request import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -108,6 +109,9 @@ def choose(logits: Tensor, params: SamplingParams, seed: int, position: int) -> 
     """The target's token for one row of logits [V] at absolute token ``position``."""
     if params.greedy:
         return int(logits.argmax())
+    if sampled_token.suits(logits):
+        settings = params.temperature, params.top_k, params.top_p, params.min_p
+        return sampled_token.sampled_token(logits, *settings, noise_stream(seed), position)
     ids, scores = process(logits, params)
     noise = gumbel_noise(torch.tensor(noise_key(seed, position), device=logits.device), ids)
     return int(ids[(scores + noise).argmax()])

@@ -1,0 +1,149 @@
+// The token that sampling chooses from a row of logits: what sampling.py says, whose operations on a vocabulary take as long as a third of
+// a small target's pass.
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tree_growth.h"
+
+namespace {
+
+#ifdef MOASERVE_AMX
+
+constexpr int64_t kHead = 32;  // most probable tokens among which top-p mostly ends
+constexpr int64_t kMore = 8;   // times as many are looked at next
+
+struct Settings {
+  float temperature;
+  int64_t top_k;
+  float top_p, min_p;
+};
+
+// The token with the largest score and noise so far, the first of these.
+struct Winner {
+  int64_t token = 0;
+  float sum = -std::numeric_limits<float>::infinity();
+
+  void consider(int64_t candidate, float score, const growth::Noise& noise) {
+    const float with_noise = score + noise.of(candidate);
+    if (with_noise > sum || (with_noise == sum && candidate < token)) *this = {candidate, with_noise};
+  }
+};
+
+// The largest of a row, not counting what is no number.
+AMX float largest_of(const float* row, int64_t size) {
+  __m512 most = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < size; i += tiles::kTile) most = _mm512_max_ps(_mm512_loadu_ps(row + i), most);
+  return _mm512_reduce_max_ps(most);
+}
+
+// 1 - u of the uniform numbers u that tokens' noise is made of, 16 of them in float32; `states` of the first and the last eight.
+AMX __m512 complements(const __m512i* states) {
+  const __m512i all = _mm512_set1_epi64((int64_t{1} << 53) - 1);
+  __m256 halves[2];
+  for (int half = 0; half < 2; ++half) {
+    __m512i z = states[half];
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64(static_cast<int64_t>(0xBF58476D1CE4E5B9u)));
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64(static_cast<int64_t>(0x94D049BB133111EBu)));
+    z = _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));
+    halves[half] = _mm512_cvtepu64_ps(_mm512_sub_epi64(all, _mm512_srli_epi64(z, 11)));
+  }
+  return _mm512_mul_ps(_mm512_insertf32x8(_mm512_castps256_ps512(halves[0]), halves[1], 1), _mm512_set1_ps(0x1p-53f));
+}
+
+// Of all tokens. A token's noise is -log(e) with e = -log(u), so that it wins where exp(-score) e is smallest; as e >= 1 - u, nearly all
+// are ruled out without a logarithm.
+AMX int64_t of_all(const float* logits, int64_t size, const Settings& settings, const growth::Noise& noise) {
+  const float most = largest_of(logits, size) / settings.temperature;
+  if (!(most > -std::numeric_limits<float>::infinity())) return 0;  // nothing is allowed, or nothing is a number
+  const float least = settings.min_p > 0.0f ? most + std::log(settings.min_p) : -std::numeric_limits<float>::infinity();
+  constexpr float kMargin = 1.001f;  // more than all that is rounded on the way
+  Winner winner;
+  float bound = std::numeric_limits<float>::infinity();
+  const __m512 temperature = _mm512_set1_ps(settings.temperature), top = _mm512_set1_ps(most), floor = _mm512_set1_ps(least);
+  const __m512i step = _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kStep * 16));
+  __m512i states[2];
+  for (int half = 0; half < 2; ++half) {
+    alignas(64) uint64_t first[8];
+    for (int i = 0; i < 8; ++i) first[i] = noise.state(half * 8 + i);
+    states[half] = _mm512_load_si512(first);
+  }
+  for (int64_t i = 0; i < size; i += tiles::kTile) {
+    const __m512 scores = _mm512_div_ps(_mm512_loadu_ps(logits + i), temperature);
+    const __m512 unlikely = tiles::power_of_two(_mm512_mul_ps(_mm512_sub_ps(top, scores), _mm512_set1_ps(growth::kLog2E)));
+    const __m512 at_least = _mm512_mul_ps(complements(states), unlikely);
+    uint32_t which = _mm512_cmp_ps_mask(at_least, _mm512_set1_ps(bound), _CMP_LE_OQ) & _mm512_cmp_ps_mask(scores, floor, _CMP_GE_OQ);
+    for (; which; which &= which - 1) {
+      const int64_t token = i + __builtin_ctz(which);
+      winner.consider(token, logits[token] / settings.temperature, noise);
+      bound = std::exp(most - winner.sum) * kMargin;
+    }
+    for (__m512i& state : states) state = _mm512_add_epi64(state, step);
+  }
+  return winner.token;
+}
+
+// Of the `size` best, cut to the smallest head whose probability reaches top-p.
+AMX int64_t of_head(const float* logits, int64_t vocabulary, const Settings& settings, const growth::Noise& noise) {
+  const int64_t size = settings.top_k > 0 ? std::min(settings.top_k, vocabulary) : vocabulary;
+  int64_t count = settings.top_p < 1.0f ? std::min(size, kHead) : size;
+  std::vector<growth::Likely> head = growth::largest(logits, vocabulary, count);
+  const float most = head[0].score / settings.temperature;
+  float total = 0.0f;
+  if (settings.top_p < 1.0f) {
+    if (size == vocabulary) {
+      total = growth::log_sum(logits, vocabulary, head[0].score, settings.temperature);
+    } else {
+      if (count < size) head = growth::largest(logits, vocabulary, count = size);
+      for (const growth::Likely& each : head) total += std::exp(each.score / settings.temperature - most);
+      total = most + std::log(total);
+    }
+  }
+  const float least = settings.min_p > 0.0f ? most + std::log(settings.min_p) : -std::numeric_limits<float>::infinity();
+  Winner winner{head[0].output};
+  float before = 0.0f;
+  for (int64_t i = 0; i < size; ++i) {
+    if (i == count) head = growth::largest(logits, vocabulary, count = std::min(size, count * kMore));
+    const float score = head[i].score / settings.temperature;
+    if (before >= settings.top_p || score < least) break;  // so is all that follows
+    winner.consider(head[i].output, score, noise);
+    if (settings.top_p < 1.0f) before += std::exp(score - total);
+  }
+  return winner.token;
+}
+
+#endif
+
+// For a row of logits [V] in float32; `stream` and `position` say which noise.
+int64_t sampled_token(
+    const at::Tensor& logits, double temperature, int64_t top_k, double top_p, double min_p, int64_t stream, int64_t position) {
+#ifdef MOASERVE_AMX
+  TORCH_CHECK(tiles::available(), "sampled_token: this CPU has no AVX512");
+  TORCH_CHECK(
+      logits.dim() == 1 && logits.numel() > 0 && logits.numel() % (2 * tiles::kTile) == 0 && logits.is_contiguous() &&
+          logits.scalar_type() == at::kFloat && temperature > 0.0,
+      "sampled_token: logits are a row in float32");
+  const Settings settings{static_cast<float>(temperature), top_k, static_cast<float>(top_p), static_cast<float>(min_p)};
+  const auto* row = logits.const_data_ptr<float>();
+  const growth::Noise noise(stream, position);
+  const bool all = (top_k <= 0 || top_k >= logits.numel()) && top_p >= 1.0;
+  return all ? of_all(row, logits.numel(), settings, noise) : of_head(row, logits.numel(), settings, noise);
+#else
+  TORCH_CHECK(false, "sampled_token: compiled by a compiler that does not know AVX512");
+#endif
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(moaserve, library) {
+  library.def("sampled_token(Tensor logits, float temperature, int top_k, float top_p, float min_p, int stream, int position) -> int");
+}
+
+TORCH_LIBRARY_IMPL(moaserve, CPU, library) {
+  library.impl("sampled_token", &sampled_token);
+}
