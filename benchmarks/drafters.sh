@@ -5,6 +5,7 @@
 #   benchmarks/drafters.sh DATA [OUT]   DATA holds {train,valid,test}.jsonl.gz of chats; OUT is runs/drafters unless given
 #   STEPS=600  CONVERSATIONS=6000       optimiser steps of 4,096 tokens; conversations that the target writes anew
 #   JOBS=2 ONLY="moa eagle2"            trainings side by side, one CPU core each; some of the drafters
+#   RATE="--optimizer muon --lr 2e-3"   optimiser and peak learning rate of all of them; AdamW's 3e-3 unless given
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 DATA=${1:?which folder has train.jsonl.gz, valid.jsonl.gz and test.jsonl.gz?}
@@ -18,6 +19,7 @@ LSA="--lsa-kv-heads 2 --lsa-mlp 384"
 WIDTH="--sa-mlp 736 --ca-mlp 736"
 declare -A OPTIONS=(
   [moa]="$MOA $LSA $WIDTH"
+  [moa-block]="$MOA $LSA --sa-mlp 512 --ca-mlp 512 --draft-block 9"
   [moa-n1]="$MOA $LSA $WIDTH --layers-inferred 1"
   [moa-without-lsa]="$MOA --sa-mlp 928 --ca-mlp 928 --without-lsa"
   [moa-without-ca]="$MOA $LSA $WIDTH --without-ca"
@@ -27,14 +29,14 @@ declare -A OPTIONS=(
   [independent]="--method independent --draft-hidden 192 --draft-layers 3 --draft-mlp 192"
 )
 # The slowest first, so that none runs alone at the end.
-ONLY=${ONLY:-eagle3 moa-n1 moa moa-without-ca moa-without-lsa eagle2 independent moa-paper}
+ONLY=${ONLY:-eagle3 moa-n1 moa moa-block moa-without-ca moa-without-lsa eagle2 independent moa-paper}
 
 train() {
   local resume=()
   [[ -d $OUT/$1/checkpoints ]] && resume=(--resume)
   # shellcheck disable=SC2086
   $MOASERVE train --target $TARGET --data "$DATA/train.jsonl.gz" --valid "$DATA/valid.jsonl.gz" --out "$OUT/$1" --device cpu --threads 1 \
-    --regenerate "${CONVERSATIONS:-6000}" --max-length 1024 --batch-tokens 2048 --accumulate 2 --compile --kl-weight 1 --lr 3e-3 \
+    --regenerate "${CONVERSATIONS:-6000}" --max-length 1024 --batch-tokens 2048 --accumulate 2 --compile --kl-weight 1 ${RATE:---lr 3e-3} \
     --schedule cosine --warmup 100 --max-steps "$STEPS" --valid-every 250 --valid-tokens 40000 $2 "${resume[@]}" 2>"$OUT/$1.log"
 }
 
