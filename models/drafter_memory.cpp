@@ -19,6 +19,7 @@ using tiles::kTile;
 using tiles::numbers;
 
 constexpr int64_t kMaxLayers = 64, kMaxHead = 256;
+constexpr int64_t kRowsAtOnce = 256;  // of layers of tokens, so that what LSA makes of them stays in the second-level cache
 
 // Attention of a token's layers over one another, for one KV head: they are so few that their scores are a vector or four.
 class AmongLayers {
@@ -32,41 +33,66 @@ class AmongLayers {
     tiles::embed(value, size_, values_.data() + layer * kMaxHead);
   }
 
-  AMX void query(const BFloat16* query, BFloat16* out) const {
-    __m512 scores[kMaxLayers / kTile];
-    for (int64_t v = 0; v < vectors_; ++v) scores[v] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < size_; ++i) {
-      const __m512 number = _mm512_set1_ps(static_cast<float>(query[i]));
-      for (int64_t v = 0; v < vectors_; ++v) {
-        scores[v] = _mm512_fmadd_ps(number, _mm512_loadu_ps(keys_.data() + (i * vectors_ + v) * kTile), scores[v]);
-      }
-    }
-    const __m512 scale = _mm512_set1_ps(1.4426950408889634f / std::sqrt(static_cast<float>(size_)));
-    const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-    __m512 most = hidden;
-    for (int64_t v = 0; v < vectors_; ++v) {
-      scores[v] = _mm512_mask_mul_ps(hidden, tiles::first(layers_ - v * kTile), scores[v], scale);
-      most = _mm512_max_ps(most, scores[v]);
-    }
-    most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-    alignas(64) float weights[kMaxLayers];
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t v = 0; v < vectors_; ++v) {
-      const __m512 weight = tiles::power_of_two(_mm512_sub_ps(scores[v], most));
-      sum = _mm512_add_ps(sum, weight);
-      _mm512_store_ps(weights + v * kTile, weight);
-    }
-    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
-    for (int64_t i = 0; i < size_; i += kTile) {
-      __m512 mixed = _mm512_setzero_ps();
-      for (int64_t layer = 0; layer < layers_; ++layer) {
-        mixed = _mm512_fmadd_ps(_mm512_set1_ps(weights[layer]), _mm512_loadu_ps(values_.data() + layer * kMaxHead + i), mixed);
-      }
-      tiles::narrow(tiles::first(size_ - i), out + i, _mm512_mul_ps(mixed, share));
-    }
+  // The layers' queries, one every `row` numbers, and where what they attend to goes, one every `out_row`.
+  void queries(const BFloat16* from, int64_t row, BFloat16* out, int64_t out_row) const {
+    int64_t layer = 0;
+    for (; layer + kAtOnce <= layers_; layer += kAtOnce) attend<kAtOnce>(from + layer * row, row, out + layer * out_row, out_row);
+    for (; layer < layers_; ++layer) attend<1>(from + layer * row, row, out + layer * out_row, out_row);
   }
 
  private:
+  static constexpr int kAtOnce = 4;  // queries: one's sums would make each addition wait for the one before
+
+  template <int count>
+  AMX void attend(const BFloat16* from, int64_t row, BFloat16* out, int64_t out_row) const {
+    constexpr int kMost = kMaxLayers / kTile;
+    __m512 scores[count][kMost];
+    for (int q = 0; q < count; ++q) std::fill_n(scores[q], kMost, _mm512_setzero_ps());
+    for (int64_t v = 0; v < vectors_; ++v) {
+      __m512 sums[count];
+      for (int q = 0; q < count; ++q) sums[q] = _mm512_setzero_ps();
+      for (int64_t i = 0; i < size_; ++i) {
+        const __m512 key = _mm512_loadu_ps(keys_.data() + (i * vectors_ + v) * kTile);
+#pragma GCC unroll 4
+        for (int q = 0; q < count; ++q) {
+          sums[q] = _mm512_fmadd_ps(_mm512_set1_ps(static_cast<float>(from[q * row + i])), key, sums[q]);
+        }
+      }
+      for (int q = 0; q < count; ++q) scores[q][v] = sums[q];
+    }
+    alignas(64) float weights[count][kMaxLayers];
+    __m512 shares[count];
+    const __m512 scale = _mm512_set1_ps(1.4426950408889634f / std::sqrt(static_cast<float>(size_)));
+    const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    for (int q = 0; q < count; ++q) {
+      __m512 most = hidden;
+      for (int64_t v = 0; v < vectors_; ++v) {
+        scores[q][v] = _mm512_mask_mul_ps(hidden, tiles::first(layers_ - v * kTile), scores[q][v], scale);
+        most = _mm512_max_ps(most, scores[q][v]);
+      }
+      most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+      __m512 sum = _mm512_setzero_ps();
+      for (int64_t v = 0; v < vectors_; ++v) {
+        const __m512 weight = tiles::power_of_two(_mm512_sub_ps(scores[q][v], most));
+        sum = _mm512_add_ps(sum, weight);
+        _mm512_store_ps(weights[q] + v * kTile, weight);
+      }
+      shares[q] = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
+    }
+    for (int64_t i = 0; i < size_; i += kTile) {
+      __m512 mixed[count];
+      for (int q = 0; q < count; ++q) mixed[q] = _mm512_setzero_ps();
+      for (int64_t layer = 0; layer < layers_; ++layer) {
+        const __m512 value = _mm512_loadu_ps(values_.data() + layer * kMaxHead + i);
+#pragma GCC unroll 4
+        for (int q = 0; q < count; ++q) mixed[q] = _mm512_fmadd_ps(_mm512_set1_ps(weights[q][layer]), value, mixed[q]);
+      }
+      for (int q = 0; q < count; ++q) {
+        tiles::narrow(tiles::first(size_ - i), out + q * out_row + i, _mm512_mul_ps(mixed[q], shares[q]));
+      }
+    }
+  }
+
   int64_t layers_, size_, vectors_;
   std::array<float, kMaxHead * kMaxLayers> keys_;
   std::array<float, kMaxLayers * kMaxHead> values_;
@@ -128,7 +154,12 @@ struct DrafterMemory : torch::CustomClassHolder {
     };
     tiles::for_rows(count, [&](int64_t row) { tiles::embed(numbers(tensors_[0]) + ids[row] * size_, size_, rows + row * size_); });
     keep(5, 0);
-    memory_of(slots, positions, target, scratches[0], tapped, stream);
+    const int64_t portion = std::max<int64_t>(1, kRowsAtOnce / layers_);
+    for (int64_t first = 0; first < count; first += portion) {
+      const int64_t last = std::min(first + portion, count);
+      memory_of(slots + first, positions + first, target, scratches[0], rows + first * size_, last - first);
+    }
+    if (!tapped.empty()) tiles::product(tiles::rows_of(tapped[0]), tiles::Panels(tensors_[17]), tiles::AddToStream{rows, size_});
     if (caches.size() > 2) {
       const Places places{caches[2], scratches[3]};
       tiles::for_rows(count, [&](int64_t row) { tiles::narrow_row(rows + row * size_, size_, places.at(slots[row], positions[row])); });
@@ -137,11 +168,11 @@ struct DrafterMemory : torch::CustomClassHolder {
   }
 
  private:
-  // The tokens' memory, into the `stream` [n, E].
+  // What memory takes from `count` tokens' layers, into the stream's `rows` [count, E].
   void memory_of(
-      const int64_t* slots, const int64_t* positions, const std::vector<at::Tensor>& target, int64_t scratch,
-      const std::vector<at::Tensor>& tapped, const at::Tensor& stream) const {
-    const int64_t count = stream.size(0), all = count * layers_, q_size = lsa_.output.size(1) * tiles::kPairs;
+      const int64_t* slots, const int64_t* positions, const std::vector<at::Tensor>& target, int64_t scratch, float* rows,
+      int64_t count) const {
+    const int64_t all = count * layers_, q_size = lsa_.output.size(1) * tiles::kPairs;
     const int64_t width = lsa_.qkv.size(0) * tiles::kPanel;
     const auto options = tensors_[0].options();
     const at::Tensor x = at::empty({all, layer_size_}, options.dtype(at::kFloat)), qkv = at::empty({all, width}, options);
@@ -161,13 +192,11 @@ struct DrafterMemory : torch::CustomClassHolder {
       }
     });
     tiles::finish(lsa_, attended, eps_, layers, room);
-    auto* rows = stream.data_ptr<float>();
     tiles::for_rows(count, [&](int64_t row) {
       mean(layers + row * layers_ * layer_size_, summary.data_ptr<BFloat16>() + row * layer_size_);
       tiles::embed(numbers(tensors_[4]), size_, rows + row * size_);
     });
     tiles::product(tiles::rows_of(summary), tiles::Panels(tensors_[3]), tiles::AddToStream{rows, size_});
-    if (!tapped.empty()) tiles::product(tiles::rows_of(tapped[0]), tiles::Panels(tensors_[17]), tiles::AddToStream{rows, size_});
   }
 
   // One token's layers, [L, width] of queries, keys and values; queries and keys are rotated in place.
@@ -184,9 +213,7 @@ struct DrafterMemory : torch::CustomClassHolder {
         const BFloat16* key = qkv + layer * width + q_size + kv;
         among.key(layer, key, key + keys);
       }
-      for (int64_t layer = 0; layer < layers_; ++layer) {
-        for (int64_t head = kv; head < q_size; head += keys) among.query(qkv + layer * width + head, out + layer * q_size + head);
-      }
+      for (int64_t head = kv; head < q_size; head += keys) among.queries(qkv + head, width, out + head, q_size);
     }
   }
 

@@ -130,7 +130,7 @@ class Llama(nn.Module):
         """
         if all(tap == self.config.num_layers for tap in taps):
             hidden = self(token_ids, plan, cache)
-            return hidden, hidden.repeat(1, len(taps)) if taps else None
+            return hidden, (hidden if len(taps) == 1 else hidden.repeat(1, len(taps))) if taps else None
         outputs: list[Tensor] = []
         hidden = self.run_layers(self.embed(token_ids), plan, cache, first_layer=0, outputs=outputs)
         return hidden, torch.cat([outputs[tap - 1] for tap in taps], dim=-1)

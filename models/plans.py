@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models.attention import AttentionPlan, additive
 from models.kv_cache import KVCache
+from models.llama import CompiledGraph
 
 _SPAN_STEP = 64
 
@@ -31,10 +32,19 @@ def counting(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device)
 
 
-def prefill_plan(cache: KVCache, groups: int, slot: int, start: int, end: int) -> AttentionPlan:
-    """Tokens ``start`` … ``end`` of one slot's text, each seeing all up to itself, for ``groups`` query heads a KV head."""
-    positions = torch.arange(start, end, device=cache.data.device)
-    mask = _text_mask(cache, span_of(cache, end), positions.view(1, 1, -1, 1)).repeat_interleave(groups, dim=2)
+def prefill_plan(
+    cache: KVCache, groups: int, slot: int, start: int, end: int, root_layout: CompiledGraph | None = None
+) -> AttentionPlan:
+    """Tokens ``start`` … ``end`` of one slot's text, each seeing all up to itself, for ``groups`` query heads a KV head.
+
+    ``root_layout`` may work out what they see: each sees what the root of a text as long as it is far would.
+    """
+    positions, span = torch.arange(start, end, device=cache.data.device), span_of(cache, end)
+    if root_layout is None:
+        mask = _text_mask(cache, span, positions.view(1, 1, -1, 1)).repeat_interleave(groups, dim=2)
+    else:
+        *_, seen = root_layout([positions.new_empty(len(positions), 0), positions, counting(span, positions.device)])
+        mask = seen.view(1, 1, -1, seen.shape[-1])
     return AttentionPlan(slot, 1, end - start, positions, cache.flat_row(slot, 0) + positions, mask)
 
 

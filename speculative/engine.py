@@ -222,7 +222,8 @@ class Engine:
         """Run a stretch of a prompt through target and drafter; the target's hidden states [n, D]."""
         sequence = chunk.sequence
         token_ids = self._tensor(sequence.tokens[chunk.start : chunk.end])
-        plan = prefill_plan(self.cache, self.target.config.groups, sequence.slot, chunk.start, chunk.end)
+        layout = self.compiled.get("root_layout")
+        plan = prefill_plan(self.cache, self.target.config.groups, sequence.slot, chunk.start, chunk.end, layout)
         self.before_pass()
         hidden, tapped = self.target.forward_tapped(token_ids, plan, self.cache, self.taps)
         sequence.num_target_calls += 1
