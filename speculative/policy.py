@@ -19,6 +19,9 @@ from speculative.tree import DraftTree
 PROBING = 0.005
 """Share of the time that may be lost on finding out whether drafts have come to pay."""
 
+_MOST_PASSES = 8
+"""Steps of the same texts for which it is decided at once that nothing is drafted: deciding takes a hundredth of a small step."""
+
 _WEIGHT = 0.1
 _LEVELS, _NODES = 3, 4
 """What drafts are taken to be before there were any."""
@@ -100,6 +103,24 @@ class _Usual:
     told: float = 0.0
 
 
+@dataclass(slots=True)
+class _Passes:
+    """Steps, of ``size`` texts of which ``last`` came last, for which it has been decided that nothing is drafted.
+
+    One that comes and one that ends change these.
+    """
+
+    left: int
+    last: Sequence
+    size: int
+    seconds: float
+
+    def go_on(self, batch: Many[Sequence]) -> bool:
+        """Whether this step is one of them, which is one less then."""
+        self.left -= 1
+        return self.left >= 0 and len(batch) == self.size and batch[-1] is self.last
+
+
 class AdaptivePolicy:
     """The trees that make the most tokens a second, or none where that is plain decoding.
 
@@ -126,6 +147,7 @@ class AdaptivePolicy:
         self.expected = Expectations(largest.nodes)
         self._usual: dict[int, _Usual] = {}
         self._allowance = 0.0
+        self._passes: _Passes | None = None
         self._trying = False
         self._cuts = True
         self._aim = largest.nodes
@@ -135,19 +157,30 @@ class AdaptivePolicy:
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
             return None
+        if self._passes is not None and self._passes.go_on(batch):
+            self._pass_by(drafting, self._passes.seconds)
+            return None
+        self._passes = None
         size, tokens, usual = len(batch), _tokens(batch), self._of(len(batch))
         plain = self.costs.plain(size, tokens)
         gain = sum(self.expected.gain(sequence) for sequence in drafting)
         rate, seconds, self._aim = max(self._rates(size, tokens, gain))
         self._trying = rate * plain < size and all(sequence.request.adaptive for sequence in drafting)
         if self._trying:
-            self._allowance += PROBING * plain
             loss = usual.told + seconds * (1 - rate * plain / size)
-            if self._allowance < loss or reading:
-                for sequence in drafting:
-                    self.expected.pass_by(sequence)
+            missing = loss - self._allowance - PROBING * plain
+            if missing > 0 or reading:
+                self._pass_by(drafting, plain)
+                self._passes = _Passes(min(int(missing / (PROBING * plain)), _MOST_PASSES), batch[-1], size, plain)
                 return None
+            self._allowance += PROBING * plain
         return self._shape(size, tokens, rate / sum(self.expected.reliability(sequence) for sequence in drafting))
+
+    def _pass_by(self, drafting: list[Sequence], plain: float) -> None:
+        """Nothing is drafted in a step that is expected to take so many seconds."""
+        self._allowance += PROBING * plain
+        for sequence in drafting:
+            self.expected.pass_by(sequence)
 
     def _rates(self, size: int, tokens: int, gain: float) -> Iterator[tuple[float, float, int]]:
         """What drafts are expected to bring with some numbers of nodes: tokens a second, seconds of a step, nodes."""
@@ -213,6 +246,7 @@ class AdaptivePolicy:
         self.costs.observe(step)
         if not step.drafted:
             return
+        self._passes = None
         if self._trying:
             self._allowance = 0.0
         usual = self._of(step.batch_size)
