@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from itertools import count
+from itertools import accumulate, count
+from typing import NamedTuple
 
 import torch
 
@@ -47,6 +48,7 @@ def measure_costs(engine: Engine) -> MeasuredCosts:
     script, stand_in = _Script(engine.largest_shape), _StandIn(engine.drafter)
     policy, drafter = engine.policy, engine.drafter
     engine.policy, engine.drafter, engine.prefixes.paused = script, stand_in, True
+    engine.clock = _undisturbed(engine)
     try:
         return _measured(engine, script, stand_in)
     finally:
@@ -64,15 +66,15 @@ def _measured(engine: Engine, script: _Script, stand_in: _StandIn) -> MeasuredCo
     for size in doubling(engine.scheduler.num_slots):
         if costs.steps and time.perf_counter() - begun > ENOUGH_SECONDS:
             break
-        steps = {0: _verifying(engine, script, stand_in, size, length, 0)}
-        for nodes in doubling(shape.nodes):
-            steps[nodes] = _verifying(engine, script, stand_in, size, length, nodes)
-        stand_in.nodes, script.levels = None, 1
-        first = _shortest(engine, script, size, length).draft
-        script.levels = levels
-        more = _shortest(engine, script, size, length).draft - first
-        costs.steps[size] = steps
-        costs.drafts[size] = first, max(0.0, more) / (levels - 1) if levels > 1 else first
+        kinds = [
+            *(_Kind(nodes, 1 if nodes else None) for nodes in (0, *doubling(shape.nodes))),
+            _Kind(None, 1),
+            _Kind(None, levels),
+        ]
+        *steps, first, more = _shortest(engine, script, stand_in, size, length, kinds)
+        costs.steps[size] = _rising({kind.nodes or 0: step.rest for kind, step in zip(kinds, steps, strict=False)})
+        further = max(0.0, more.draft - first.draft)
+        costs.drafts[size] = first.draft, further / (levels - 1) if levels > 1 else first.draft
     costs.tokens.update(_token_costs(engine, script, stand_in))
     return costs
 
@@ -89,20 +91,24 @@ def _token_costs(engine: Engine, script: _Script, stand_in: _StandIn) -> dict[in
     seconds: dict[int, dict[int, float]] = {}
     for length in (short, long):
         _abort_all(engine)
-        seconds[length] = {
-            nodes: _verifying(engine, script, stand_in, size, length, nodes)
-            for nodes in (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes))
-        }
+        counts = (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes))
+        steps = _shortest(engine, script, stand_in, size, length, [_Kind(nodes, 1 if nodes else None) for nodes in counts])
+        seconds[length] = {nodes: step.rest for nodes, step in zip(counts, steps, strict=True)}
     # Noise must not make it nothing: what steps take corrects it.
     return {
         nodes: max(seconds[long][nodes] - least, 0.01 * least) / (size * (long - short)) for nodes, least in seconds[short].items()
     }
 
 
-def _verifying(engine: Engine, script: _Script, stand_in: _StandIn, size: int, length: int, nodes: int) -> float:
-    """Seconds of a step of ``size`` texts of ``length`` tokens that verifies so many nodes of each, without drafting."""
-    stand_in.nodes, script.levels = nodes, 1 if nodes else None
-    return _shortest(engine, script, size, length).rest
+def _rising(seconds: dict[int, float]) -> dict[int, float]:
+    """By nodes: fewer of them do not take longer, so that a measurement that was disturbed does not stay."""
+    least = list(accumulate(reversed(seconds.values()), min))
+    return dict(zip(seconds, reversed(least), strict=True))
+
+
+def _undisturbed(engine: Engine) -> StepClock:
+    """On a CPU, the processor's time instead of the wall's: others who start at the same time must not look like costs."""
+    return StepClock(now=time.thread_time) if engine.target.device.type == "cpu" else StepClock()
 
 
 def _short_length(engine: Engine) -> int:
@@ -114,7 +120,7 @@ def measure_reading(engine: Engine) -> ReadingCosts | None:
     most = min(engine.scheduler.budget.most, (engine.info.max_model_len - 1) // 2)
     if most <= LEAST:
         return None
-    engine.prefixes.paused = True
+    engine.prefixes.paused, engine.clock = True, _undisturbed(engine)
     try:
         few, _ = _reading(engine, LEAST)
         count, first, second = LEAST, 0.0, 0.0
@@ -149,18 +155,30 @@ def _reading(engine: Engine, count: int) -> tuple[float, float]:
     return first, second
 
 
-def _shortest(engine: Engine, script: _Script, size: int, length: int) -> StepTimes:
-    """Of some steps of the same kind, with ``size`` texts of ``length`` tokens, the shortest of each part."""
-    taken: list[StepTimes] = []
-    while len(taken) <= _REPEATS:
+def _shortest(engine: Engine, script: _Script, stand_in: _StandIn, size: int, length: int, kinds: Many[_Kind]) -> list[StepTimes]:
+    """Of some steps of each kind, with ``size`` texts of ``length`` tokens, the shortest of each part.
+
+    The kinds take turns: what disturbs the machine for a while meets all of them alike, and none at every turn.
+    """
+    taken: list[list[StepTimes]] = [[] for _ in kinds]
+    for _ in range(_REPEATS + 1):
+        for kind, steps in zip(kinds, taken, strict=True):
+            stand_in.nodes, script.levels = kind
+            steps.append(_step(engine, script, size, length))
+    # The first of a kind finds nothing prepared.
+    return [
+        replace(first, draft=min(step.draft for step in steps), rest=min(step.rest for step in steps)) for first, *steps in taken
+    ]
+
+
+def _step(engine: Engine, script: _Script, size: int, length: int) -> StepTimes:
+    """One step as the script says; before a drafter drafts anew it may take some others to be told what it has missed."""
+    while True:
         _fill(engine, size, length)
         script.latest = None
         engine.step()
-        # Before a drafter drafts anew it may take some steps to be told what it has missed.
         if script.latest is not None and script.latest.drafted == (script.levels is not None):
-            taken.append(script.latest)
-    # The first of a kind finds nothing prepared.
-    return replace(taken[0], draft=min(step.draft for step in taken[1:]), rest=min(step.rest for step in taken[1:]))
+            return script.latest
 
 
 def _abort_all(engine: Engine) -> None:
@@ -180,6 +198,13 @@ def _begin(engine: Engine, length: int, max_tokens: int | None = None) -> None:
     prompt = torch.randint(engine.info.vocab_size, (length,), generator=_RANDOM).tolist()
     sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
     engine.add(Request(f"cost-{next(_NUMBERS)}", tuple(prompt), sampling))
+
+
+class _Kind(NamedTuple):
+    """Steps that verify so many nodes of each text, None: those that the drafter proposes, of so many levels; None: no draft."""
+
+    nodes: int | None
+    levels: int | None
 
 
 class _Script:

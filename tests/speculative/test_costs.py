@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from itertools import count
+
 import pytest
 
 from speculative.cost_measuring import measure_costs
@@ -67,12 +70,24 @@ def test_measuring_leaves_no_trace(drafter: str, make_engine: MakeEngine) -> Non
     assert sorted(measured.steps) == sorted(measured.drafts) == [1, 2, 3]
     assert all(sorted(of_size) == [0, 1, 2, 4, 8, 16] for of_size in measured.steps.values())
     assert all(seconds > 0 for of_size in measured.steps.values() for seconds in of_size.values())
+    # More nodes take no less time, whatever disturbed the machine meanwhile.
+    assert all(list(of_size.values()) == sorted(of_size.values()) for of_size in measured.steps.values())
     assert (engine.policy, engine.drafter) == (policy, own)
     assert not engine.has_work and engine.clock.steps == 0 and len(engine.prefixes.index) == 0
     asked = [request(str(number), (5, 9, 23, 41, 7, 9, 23), max_tokens=30, seed=number) for number in range(5)]
     first, second = (run(each, asked) for each in (engine, untouched))
     tokens = [{name: [o.new_token_ids for o in outputs] for name, outputs in each.items()} for each in (first, second)]
     assert tokens[0] == tokens[1]
+
+
+def test_who_shares_the_processor_is_not_taken_for_costs(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server measures as it starts beside others stays: the processor's time counts, one look a phase here."""
+    looks = count()
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(looks)))
+    engine = make_engine(max_num_seqs=1)
+    measured = measure_costs(engine)
+    assert set(measured.steps[1].values()) == {2.0}  # verified and committed
+    assert measured.drafts[1] == (1.0, 0.0)
 
 
 def test_short_texts_begin_anew_while_measuring(make_engine: MakeEngine) -> None:
