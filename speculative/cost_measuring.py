@@ -107,8 +107,9 @@ def _rising(seconds: dict[int, float]) -> dict[int, float]:
 
 
 def _undisturbed(engine: Engine) -> StepClock:
-    """On a CPU, the processor's time instead of the wall's: others who start at the same time must not look like costs."""
-    return StepClock(now=time.thread_time) if engine.target.device.type == "cpu" else StepClock()
+    """The processor's time instead of the wall's, where steps are this thread's work: that of others must not look like costs."""
+    alone = engine.target.device.type == "cpu" and engine.ranks is None  # other ranks are waited for
+    return StepClock(now=time.thread_time) if alone else StepClock()
 
 
 def _short_length(engine: Engine) -> int:
