@@ -121,13 +121,13 @@ AMX void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int6
 template <class Write>
 AMX void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64_t end, const Write& write) {
   alignas(64) float sums[kRowsAtOnce * kPanel];
-  const int64_t most = rows_at_once(x.count);
+  const int64_t most = rows_at_once(x.count), ahead = weight.near ? 0 : kVectorsAhead * kStepBytes;
   for (int64_t panel = begin; panel < end; ++panel) {
     const Operand right{weight.data + panel * weight.steps * kStepBytes, kRowBytes, kTileBytes, kStepBytes};
     for (int64_t row = 0; row < x.count; row += most) {
       const int64_t count = std::min(most, x.count - row);
       const Operand left{x.data + row * x.bytes, x.bytes, 0, kRowBytes};
-      multiply_few<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false, row == 0 && !weight.near ? kVectorsAhead * kStepBytes : 0);
+      multiply_few<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false, row == 0 ? ahead : 0);
       for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums + each * kPanel);
     }
   }

@@ -66,11 +66,7 @@ def _measured(engine: Engine, script: _Script, stand_in: _StandIn) -> MeasuredCo
     for size in doubling(engine.scheduler.num_slots):
         if costs.steps and time.perf_counter() - begun > ENOUGH_SECONDS:
             break
-        kinds = [
-            *(_Kind(nodes, 1 if nodes else None) for nodes in (0, *doubling(shape.nodes))),
-            _Kind(None, 1),
-            _Kind(None, levels),
-        ]
+        kinds = [*map(_verifying, (0, *doubling(shape.nodes))), _Kind(None, 1), _Kind(None, levels)]
         *steps, first, more = _shortest(engine, script, stand_in, size, length, kinds)
         costs.steps[size] = _rising({kind.nodes or 0: step.rest for kind, step in zip(kinds, steps, strict=False)})
         further = max(0.0, more.draft - first.draft)
@@ -92,7 +88,7 @@ def _token_costs(engine: Engine, script: _Script, stand_in: _StandIn) -> dict[in
     for length in (short, long):
         _abort_all(engine)
         counts = (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes))
-        steps = _shortest(engine, script, stand_in, size, length, [_Kind(nodes, 1 if nodes else None) for nodes in counts])
+        steps = _shortest(engine, script, stand_in, size, length, [*map(_verifying, counts)])
         seconds[length] = {nodes: step.rest for nodes, step in zip(counts, steps, strict=True)}
     # Noise must not make it nothing: what steps take corrects it.
     return {
@@ -206,6 +202,11 @@ class _Kind(NamedTuple):
 
     nodes: int | None
     levels: int | None
+
+
+def _verifying(nodes: int) -> _Kind:
+    """Steps that verify so many nodes of each text, which nobody has drafted."""
+    return _Kind(nodes, 1 if nodes else None)
 
 
 class _Script:
