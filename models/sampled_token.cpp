@@ -48,8 +48,8 @@ AMX __m512 complements(const __m512i* states) {
   __m256 halves[2];
   for (int half = 0; half < 2; ++half) {
     __m512i z = states[half];
-    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64(static_cast<int64_t>(0xBF58476D1CE4E5B9u)));
-    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64(static_cast<int64_t>(0x94D049BB133111EBu)));
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kFirst)));
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kSecond)));
     z = _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));
     halves[half] = _mm512_cvtepu64_ps(_mm512_sub_epi64(all, _mm512_srli_epi64(z, 11)));
   }
@@ -90,19 +90,17 @@ AMX int64_t of_all(const float* logits, int64_t size, const Settings& settings, 
 
 // Of the `size` best, cut to the smallest head whose probability reaches top-p.
 AMX int64_t of_head(const float* logits, int64_t vocabulary, const Settings& settings, const growth::Noise& noise) {
-  const int64_t size = settings.top_k > 0 ? std::min(settings.top_k, vocabulary) : vocabulary;
-  int64_t count = settings.top_p < 1.0f ? std::min(size, kHead) : size;
+  const bool limited = settings.top_k > 0 && settings.top_k < vocabulary;
+  const int64_t size = limited ? settings.top_k : vocabulary;
+  int64_t count = limited ? size : kHead;
   std::vector<growth::Likely> head = growth::largest(logits, vocabulary, count);
   const float most = head[0].score / settings.temperature;
   float total = 0.0f;
-  if (settings.top_p < 1.0f) {
-    if (size == vocabulary) {
-      total = growth::log_sum(logits, vocabulary, head[0].score, settings.temperature);
-    } else {
-      if (count < size) head = growth::largest(logits, vocabulary, count = size);
-      for (const growth::Likely& each : head) total += std::exp(each.score / settings.temperature - most);
-      total = most + std::log(total);
-    }
+  if (limited) {
+    for (const growth::Likely& each : head) total += std::exp(each.score / settings.temperature - most);
+    total = most + std::log(total);
+  } else {
+    total = growth::log_sum(logits, vocabulary, head[0].score, settings.temperature);
   }
   const float least = settings.min_p > 0.0f ? most + std::log(settings.min_p) : -std::numeric_limits<float>::infinity();
   Winner winner{head[0].output};
@@ -110,9 +108,9 @@ AMX int64_t of_head(const float* logits, int64_t vocabulary, const Settings& set
   for (int64_t i = 0; i < size; ++i) {
     if (i == count) head = growth::largest(logits, vocabulary, count = std::min(size, count * kMore));
     const float score = head[i].score / settings.temperature;
-    if (before >= settings.top_p || score < least) break;  // so is all that follows
+    if ((settings.top_p < 1.0f && before >= settings.top_p) || score < least) break;  // so is all that follows
     winner.consider(head[i].output, score, noise);
-    if (settings.top_p < 1.0f) before += std::exp(score - total);
+    before += std::exp(score - total);
   }
   return winner.token;
 }

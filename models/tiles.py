@@ -12,7 +12,6 @@ import torch
 
 LIBRARY = torch.library.Library("moaserve", "FRAGMENT")
 
-
 _loaded = False
 
 

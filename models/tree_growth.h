@@ -43,6 +43,7 @@ class Noise {
   Noise(int64_t stream, int64_t position) : key_(mixed(static_cast<uint64_t>(stream) + static_cast<uint64_t>(position) * kStep)) {}
 
   static constexpr uint64_t kStep = 0x9E3779B97F4A7C15u;  // from one token's state to the next one's
+  static constexpr uint64_t kFirst = 0xBF58476D1CE4E5B9u, kSecond = 0x94D049BB133111EBu;  // by which bits are mixed
 
   uint64_t state(int64_t token) const { return key_ + static_cast<uint64_t>(token + 1) * kStep; }
 
@@ -53,8 +54,8 @@ class Noise {
 
  private:
   static uint64_t mixed(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    z = (z ^ (z >> 30)) * kFirst;
+    z = (z ^ (z >> 27)) * kSecond;
     return z ^ (z >> 31);
   }
 
