@@ -190,7 +190,9 @@ class Engine:
         batch, num_running = self.scheduler.batch(), len(self.scheduler.running)
         if outputs or not batch:
             return outputs
-        tree = self._draft(batch)
+        # Texts wait for the whole of a prompt's last stretch and this step, too.
+        reading = self.scheduler.prefilling is not None or (verification_due and len(batch) > 1)
+        tree = self._draft(batch, reading=reading)
         self.clock.end("draft")
         batch, tree, logits, best, tapped = self._verify(batch, tree)
         accepted = accept_paths(batch, tree, logits, best)
@@ -244,8 +246,7 @@ class Engine:
         (logprobs,) = path_logprobs(batch, accepted, logits)
         return sequence.append(accepted[0].tokens, 0, logprobs, self.eos_token_ids)
 
-    def _draft(self, batch: list[Sequence]) -> DraftTree:
-        reading = self.scheduler.prefilling is not None
+    def _draft(self, batch: list[Sequence], *, reading: bool) -> DraftTree:
         shape = self.policy.shape(batch, reading=reading) if self.drafter is not None else None
         if shape is not None and self.telling.catch_up():
             self._told += self.clock.end("commit", usual=False)

@@ -22,6 +22,9 @@ PROBING = 0.005
 _MOST_PASSES = 8
 """Steps of the same texts for which it is decided at once that nothing is drafted: deciding takes a hundredth of a small step."""
 
+_MOSTLY, _MOSTLY_WEIGHT = 0.75, 0.02
+"""Share of the latest steps that must have drafted for drafts to go on beside a prompt that is read, and what each counts for."""
+
 _WEIGHT = 0.1
 _LEVELS, _NODES = 3, 4
 """What drafts are taken to be before there were any."""
@@ -139,6 +142,8 @@ class AdaptivePolicy:
 
     While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying. A trial
     holds all texts up: it waits while a prompt is read, which does so too, and verifies what goes into twice a plain step's time.
+    Where most steps of late were plain, drafts that would pay wait for that as well: their steps make more tokens and take longer,
+    and texts that are used to the pace of plain ones would wait for such a step and the reading together.
     """
 
     def __init__(self, largest: DraftShape, costs: StepCosts, *, narrows: bool = False) -> None:
@@ -149,6 +154,8 @@ class AdaptivePolicy:
         self._allowance = 0.0
         self._passes: _Passes | None = None
         self._trying = False
+        self._reading = False
+        self._drafting = 1.0
         self._cuts = True
         self._aim = largest.nodes
 
@@ -157,6 +164,7 @@ class AdaptivePolicy:
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
             return None
+        self._reading = reading
         if self._passes is not None and self._passes.go_on(batch):
             self._pass_by(drafting, self._passes.seconds)
             return None
@@ -165,7 +173,11 @@ class AdaptivePolicy:
         plain = self.costs.plain(size, tokens)
         gain = sum(self.expected.gain(sequence) for sequence in drafting)
         rate, seconds, self._aim = max(self._rates(size, tokens, gain))
-        self._trying = rate * plain < size and all(sequence.request.adaptive for sequence in drafting)
+        adaptive = all(sequence.request.adaptive for sequence in drafting)
+        self._trying = adaptive and rate * plain < size
+        if adaptive and reading and self._drafting < _MOSTLY:
+            self._pass_by(drafting, plain)
+            return None
         if self._trying:
             loss = usual.told + seconds * (1 - rate * plain / size)
             missing = loss - self._allowance - PROBING * plain
@@ -244,6 +256,8 @@ class AdaptivePolicy:
     def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
         """As in SpeculationPolicy."""
         self.costs.observe(step)
+        if not self._reading:
+            self._drafting += _MOSTLY_WEIGHT * (step.drafted - self._drafting)
         if not step.drafted:
             return
         self._passes = None

@@ -30,6 +30,9 @@ _UNNOTICED = 0.010
 
 _WEIGHT = 0.2
 _STEP_WEIGHT = 0.1
+_BESIDE_WEIGHT = 0.01
+"""The same of a step beside which a prompt was read: it may be longer for that, and streams are used to those without."""
+
 _OUTLIER = 2.0
 """What took so many times as long as expected, or as much less, tells of the machine's other work."""
 
@@ -129,4 +132,5 @@ class PrefillBudget:
         """A step of so many texts took so long, without what was read beside it."""
         key = num_running.bit_length()
         usual = self._usual.get(key)
-        self._usual[key] = seconds if usual is None else usual + _STEP_WEIGHT * (min(seconds, _LONGER * usual) - usual)
+        weight = _BESIDE_WEIGHT if self._read else _STEP_WEIGHT
+        self._usual[key] = seconds if usual is None else usual + weight * (min(seconds, _LONGER * usual) - usual)

@@ -88,6 +88,32 @@ def test_what_is_due_to_be_tried_stays_so_until_it_was() -> None:
     assert made.shape(batch) is None
 
 
+def test_drafts_are_not_begun_beside_a_prompt_where_texts_are_used_to_plain_steps() -> None:
+    """A step with drafts is longer, and streams would wait for it and for the reading together."""
+    made, batch = policy(), sequences(4)
+    fare(made, batch, 3, steps=1)
+    assert made.shape(batch) is not None
+    assert made.shape(batch, reading=True) is not None  # so far all steps drafted
+    assert made.shape(batch) is not None
+    for _ in range(30):
+        made.observe(StepTimes(4, 0, 0, False, 0.0, 1.0), DraftTree.empty(4), batch, [0] * 4)
+    # What happens beside prompts does not make plain steps less usual.
+    for _ in range(100):
+        assert made.shape(batch, reading=True) is None
+        fare(made, batch, 3, steps=1)
+    assert made.shape(batch) is not None
+    fare(made, batch, 3, steps=100)  # they pay, and become what is usual
+    assert made.shape(batch, reading=True) is not None
+
+
+def test_a_request_that_asks_for_drafts_has_them_beside_prompts_too() -> None:
+    made, batch = policy(), sequences(adaptive=False)
+    made.shape(batch)
+    for _ in range(100):
+        made.observe(StepTimes(1, 0, 0, False, 0.0, 1.0), DraftTree.empty(1), batch, [0])
+    assert made.shape(batch, reading=True) is not None
+
+
 def test_few_nodes_are_drafted_where_they_pay_and_many_would_not() -> None:
     """A busy server's rows cost so much that a tree of eight is not worth it, and a chain of two is."""
     made, batch = policy(batch_row=0.3, narrow=True), sequences(8)

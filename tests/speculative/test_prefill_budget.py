@@ -164,6 +164,16 @@ def test_the_usual_step_follows_the_texts() -> None:
     assert budget.take(0, 4000) == pytest.approx(small().count(0, 0.65 * 24.0), abs=2)
 
 
+def test_steps_beside_a_prompt_hardly_change_what_is_usual() -> None:
+    budget = known(small(), step=8.0)
+    for _ in range(20):
+        budget.begin(16)
+        budget.take(0, 4000)
+        budget.observe_step(16, 24.0)
+    budget.begin(16)
+    assert small().count(0, 0.65 * 8.0) <= budget.take(0, 4000) < small().count(0, 0.65 * 9.0)
+
+
 def test_what_reading_costs_is_measured_and_leaves_no_trace(make_engine: MakeEngine) -> None:
     engine = make_engine()
     costs = measure_reading(engine)
