@@ -22,7 +22,7 @@ PROBING = 0.005
 _MOST_PASSES = 8
 """Steps of the same texts for which it is decided at once that nothing is drafted: deciding takes a hundredth of a small step."""
 
-_MOSTLY, _MOSTLY_WEIGHT = 0.75, 0.02
+_MOSTLY, _MOSTLY_WEIGHT = 0.75, 0.005
 """Share of the latest steps that must have drafted for drafts to go on beside a prompt that is read, and what each counts for."""
 
 _WEIGHT = 0.1

@@ -95,14 +95,14 @@ def test_drafts_are_not_begun_beside_a_prompt_where_texts_are_used_to_plain_step
     assert made.shape(batch) is not None
     assert made.shape(batch, reading=True) is not None  # so far all steps drafted
     assert made.shape(batch) is not None
-    for _ in range(30):
+    for _ in range(100):
         made.observe(StepTimes(4, 0, 0, False, 0.0, 1.0), DraftTree.empty(4), batch, [0] * 4)
     # What happens beside prompts does not make plain steps less usual.
     for _ in range(100):
         assert made.shape(batch, reading=True) is None
         fare(made, batch, 3, steps=1)
     assert made.shape(batch) is not None
-    fare(made, batch, 3, steps=100)  # they pay, and become what is usual
+    fare(made, batch, 3, steps=300)  # they pay, and become what is usual
     assert made.shape(batch, reading=True) is not None
 
 
