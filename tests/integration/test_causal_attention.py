@@ -55,7 +55,8 @@ def test_one_row_sees_itself_alone() -> None:
     queries, kv, grad = example(2, 1, 4, 2, 48)
     out, of_queries, of_keys, of_values = outcome(causal_attention, queries, kv, grad)
     assert torch.equal(out, kv[:, :, 1].repeat(1, 1, 2, 1))
-    assert not of_queries.any() and not of_keys.any()
+    # Nothing but what rounding leaves of a difference of equal sums, which CPUs add in different orders.
+    assert of_queries.abs().max() < 1e-5 and of_keys.abs().max() < 1e-5
     torch.testing.assert_close(of_values.float(), grad.float().unflatten(2, (2, 2)).sum(2), atol=0.02, rtol=0.01)
 
 
