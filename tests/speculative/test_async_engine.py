@@ -127,10 +127,10 @@ async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(engine: A
     real_draft = Engine._draft
     fail_once = iter([RuntimeError("no memory")])
 
-    def failing_draft(self: Engine, batch: list) -> object:
+    def failing_draft(self: Engine, batch: list, *, reading: bool) -> object:
         for failure in fail_once:
             raise failure
-        return real_draft(self, batch)
+        return real_draft(self, batch, reading=reading)
 
     monkeypatch.setattr(Engine, "_draft", failing_draft)
     with pytest.raises(EngineStepError):
@@ -158,10 +158,10 @@ async def test_what_a_step_gained_is_told_as_the_next_pass_begins_but_first_and_
     def logged(owner: object, name: str, what: str, when=lambda *_: True) -> None:
         function = getattr(owner, name)
 
-        def call(*arguments: object) -> object:
+        def call(*arguments: object, **options: object) -> object:
             if when(*arguments):
                 log.append(what)
-            return function(*arguments)
+            return function(*arguments, **options)
 
         monkeypatch.setattr(owner, name, call)
 
