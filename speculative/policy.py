@@ -161,23 +161,23 @@ class AdaptivePolicy:
 
     def shape(self, batch: Many[Sequence], *, reading: bool = False) -> DraftShape | None:
         """As in SpeculationPolicy."""
+        self._reading = reading
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
             return None
-        self._reading = reading
         if self._passes is not None and self._passes.go_on(batch):
             self._pass_by(drafting, self._passes.seconds)
             return None
         self._passes = None
         size, tokens, usual = len(batch), _tokens(batch), self._of(len(batch))
         plain = self.costs.plain(size, tokens)
-        gain = sum(self.expected.gain(sequence) for sequence in drafting)
-        rate, seconds, self._aim = max(self._rates(size, tokens, gain))
         adaptive = all(sequence.request.adaptive for sequence in drafting)
-        self._trying = adaptive and rate * plain < size
         if adaptive and reading and self._drafting < _MOSTLY:
             self._pass_by(drafting, plain)
             return None
+        gain = sum(self.expected.gain(sequence) for sequence in drafting)
+        rate, seconds, self._aim = max(self._rates(size, tokens, gain))
+        self._trying = adaptive and rate * plain < size
         if self._trying:
             loss = usual.told + seconds * (1 - rate * plain / size)
             missing = loss - self._allowance - PROBING * plain
