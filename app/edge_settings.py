@@ -34,7 +34,7 @@ class EdgeSettings(HttpSettings):
     draft_breadth: int = Field(8, ge=1)
     draft_nodes: int = Field(64, ge=1)
     draft_temperature: float = Field(1.0, gt=0)
-    draft_lookup: int = Field(4, ge=0)
+    draft_lookup: int = Field(2, ge=0)
 
     @field_validator("server")
     @classmethod

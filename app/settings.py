@@ -188,7 +188,7 @@ class Settings(HttpSettings):
     draft_nodes: int = Field(15, ge=1)
     draft_min_reach: float | None = Field(None, ge=0, le=1)
     draft_temperature: float = Field(1.0, gt=0)
-    draft_lookup: int = Field(4, ge=0)
+    draft_lookup: int = Field(2, ge=0)
     draft_window: int | None = Field(None, ge=0)
     remote_tree_nodes: int = Field(32, ge=1, le=4096)
     prefix_cache_tokens: int | None = Field(None, ge=0)

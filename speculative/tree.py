@@ -72,18 +72,11 @@ class DraftTree:
         known = F.pad(self.probabilities, (0, padded.tokens.shape[1] - self.tokens.shape[1]))
         return replace(padded, probabilities=known.masked_fill(others, float("nan")))
 
-    def expecting(self, tokens: Sequence[float | None]) -> DraftTree:
-        """The same drafts, the chains among them of which so many ``tokens`` are expected to be right having probabilities.
-
-        Each token is taken to follow the one before it equally likely.
-        """
-        known = torch.zeros(self.tokens.shape) if self.probabilities is None else self.probabilities.clone()
-        for index, expected in enumerate(tokens):
-            if expected is not None:
-                likely = expected / (1 + expected)
-                chain = [likely ** (node + 1) for node in range(self.sizes[index])]
-                known[index] = torch.tensor(chain + [0.0] * (self.tokens.shape[1] - len(chain)))
-        return replace(self, probabilities=known.to(self.tokens.device))
+    def expecting(self, probabilities: Sequence[Sequence[float]]) -> DraftTree:
+        """The same drafts, each tree's first nodes having these ``probabilities``."""
+        width = self.tokens.shape[1]
+        known = [[*each, *[0.0] * (width - len(each))] for each in probabilities]
+        return replace(self, probabilities=torch.tensor(known, device=self.tokens.device).view(self.tokens.shape))
 
     def only(self, rows: Sequence[int]) -> DraftTree:
         """Some sequences' trees."""

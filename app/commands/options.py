@@ -119,8 +119,8 @@ DraftTemperature = Annotated[
 DraftLookup = Annotated[
     int | None,
     typer.Option(
-        help="Where the last so many tokens stand earlier in the text, draft what followed them there, as far as that foretells "
-        "as much as the drafter does; 0: never. (default: 4)",
+        help="Where the last so many tokens stand earlier in the text, draft what followed them there too: alone where that "
+        "foretells as much as the drafter does, else in one tree with its drafts; 0: never. (default: 2)",
         rich_help_panel=SPECULATION,
     ),
 ]

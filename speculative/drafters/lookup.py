@@ -13,14 +13,12 @@ from itertools import islice
 from models.kv_cache import KVCache
 from speculative.common_prefix import common_prefix
 from speculative.drafters.base import Drafter
+from speculative.drafters.merging import Chain, merged
 from speculative.drafters.ngram import NgramIndex
 from speculative.drafters.wrapper import DrafterWrapper
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
-
-WITHOUT_DRAFTING = 0.8
-"""What a step that drafts from the text costs, where one for which a network drafts costs 1 (docs/results/bundled-pair.md)."""
 
 LEAST = 0.5
 """Tokens that a match must be expected to foretell in any case: of a network's drafts a policy knows what they are worth."""
@@ -49,6 +47,24 @@ class _Match:
         came = tokens[self.start : self.start + len(self.chain)]
         right = common_prefix(self.chain, came)
         return None if right == len(came) < len(self.chain) else right
+
+
+@dataclass(slots=True)
+class _Worth:
+    """How many ``tokens`` matches are expected to foretell, and how likely they get the ``first`` one right."""
+
+    tokens: float
+    first: float
+
+    def learn(self, right: int) -> None:
+        """One has foretold so many."""
+        self.tokens += _WEIGHT * (right - self.tokens)
+        self.first += _WEIGHT * ((right > 0) - self.first)
+
+    def probabilities(self, length: int) -> list[float]:
+        """How likely each of so many tokens is reached, all but the first being equally likely to follow the one before."""
+        following = 1 - self.first / max(self.tokens, self.first, 1e-9)
+        return [self.first * following**further for further in range(length)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +98,9 @@ class _Text:
 
 
 class LookupDrafter(DrafterWrapper):
-    """Looks up first, and asks ``other`` for a tree only when some sequence of the batch has no match that is as good as one.
+    """Looks up first, and asks ``other`` for trees only when some sequence of the batch has no match that is as good as one.
+
+    Once there are trees, what matches foretell is merged with them.
 
     A match has ``order`` tokens or more. How many tokens it is expected to foretell is learned from those before it that were as
     long, of all requests and whether they were used or not; what trees foretell, from the trees.
@@ -92,7 +110,7 @@ class LookupDrafter(DrafterWrapper):
         super().__init__(other)
         self._orders = (_LONG, order) if order < _LONG else (order,)
         self._texts: dict[str, _Text] = {}
-        self._of_matches: dict[int, float] = {}
+        self._worths: dict[int, _Worth] = {}
         self.expected_of_trees = _HOPED_OF_TREES
         self._asked: _Asked | None = None
 
@@ -102,38 +120,38 @@ class LookupDrafter(DrafterWrapper):
         super().forget(sequence)
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
-        """A chain for each sequence with a match, the other's tree for the rest."""
+        """Chains alone, where all of them are as good as trees; else the other's trees, with chains merged in."""
         if self._asked is not None:
             for right in self._asked.foretold():
                 self.expected_of_trees += _WEIGHT * (right - self.expected_of_trees)
             self._asked = None
         matches = [self._match(sequence, shape.nodes) if sequence.drafts_here else None for sequence in sequences]
-        chains = [self._chain(match, WITHOUT_DRAFTING) for match in matches]
-        if all(chain or not sequence.drafts_here for chain, sequence in zip(chains, sequences, strict=True)):
-            return DraftTree.from_chains(chains).expecting(self._right(matches, chains))
+        chains = [None if match is None else self._chain(match) for match in matches]
+        enough = [match is not None and self._suffices(match) for match in matches]
+        if all(each or not sequence.drafts_here for each, sequence in zip(enough, sequences, strict=True)):
+            tokens = [[] if chain is None else chain.tokens for chain in chains]
+            return DraftTree.from_chains(tokens).expecting([() if chain is None else chain.probabilities for chain in chains])
         tree = self.other.propose(sequences, shape, target_cache)
         self._asked = _Asked(tree, list(sequences), [len(sequence.tokens) for sequence in sequences])
-        # Drafting is paid for by now.
-        chains = [self._chain(match, 1.0) for match in matches]
-        if not any(chains):
+        if not any(matches):
             return tree
-        mixed = tree.with_chains(chains)
-        return mixed if tree.probabilities is None else mixed.expecting(self._right(matches, chains))
+        if tree.probabilities is None:
+            return tree.with_chains([chain.tokens if chain and each else [] for chain, each in zip(chains, enough, strict=True)])
+        return merged(tree, chains, shape.nodes)
 
-    def _right(self, matches: list[_Match | None], chains: list[list[int]]) -> list[float | None]:
-        """How many tokens of each chain are expected to be right."""
-        pairs = zip(matches, chains, strict=True)
-        return [self._expected(match) if match is not None and chain else None for match, chain in pairs]
+    def _suffices(self, match: _Match) -> bool:
+        """Whether a match is as good as a tree by itself; merged, the two are somewhat better, and cost more."""
+        return self._of(match).tokens >= max(LEAST, self.expected_of_trees)
 
-    def _expected(self, match: _Match) -> float:
-        """How many tokens a match as long as this one is expected to foretell."""
-        return self._of_matches.get(match.length, _HOPED * match.length)
+    def _chain(self, match: _Match) -> Chain:
+        return Chain(match.chain, self._of(match).probabilities(len(match.chain)))
 
-    def _chain(self, match: _Match | None, cost: float) -> list[int]:
-        """What the text's own example says that comes next, where a token of it costs no more than one of a tree; else []."""
-        if match is None:
-            return []
-        return match.chain if self._expected(match) >= max(LEAST, cost * (1 + self.expected_of_trees) - 1) else []
+    def _of(self, match: _Match) -> _Worth:
+        """Of matches as long as this one."""
+        worth = self._worths.get(match.length)
+        if worth is None:
+            worth = self._worths[match.length] = _Worth(hoped := _HOPED * match.length, hoped / (1 + hoped))
+        return worth
 
     def _match(self, sequence: Sequence, most: int) -> _Match | None:
         """Where the text went on as it does now, and what the match before this one teaches; None where nothing matches."""
@@ -141,8 +159,7 @@ class LookupDrafter(DrafterWrapper):
         if text is None:
             text = self._texts[sequence.request.request_id] = _Text(NgramIndex(self._orders))
         if text.pending is not None and (right := text.pending.foretold(tokens)) is not None:
-            expected = self._expected(text.pending)
-            self._of_matches[text.pending.length] = expected + _WEIGHT * (right - expected)
+            self._of(text.pending).learn(right)
             text.pending = None
         found = text.index.find(tokens)
         if found is None:

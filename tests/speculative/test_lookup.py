@@ -101,7 +101,30 @@ def test_quotes_say_how_likely_they_are(drafter: LookupDrafter, other: Other) ->
     mixed = drafter.propose([sequence("b", QUOTE), sequence("c", quoting.tokens)], SHAPE, CACHE).probabilities
     assert mixed is not None
     assert mixed[0].tolist() == pytest.approx([0.9, 0.5, 0.2, 0.0])
-    assert mixed[1].tolist() == pytest.approx(alone[0].tolist())
+    assert mixed[1].tolist() == pytest.approx(sorted([0.9, 0.5, *alone[0].tolist()], reverse=True)[:4])
+
+
+def test_a_match_that_does_not_suffice_is_merged_with_the_tree(drafter: LookupDrafter, other: Other) -> None:
+    other.probabilities = torch.tensor([[0.9, 0.5, 0.1]])
+    tree = drafter.propose([sequence("a", [1, 2, 3, 90, 5, 6, 1, 2, 3])], SHAPE, CACHE)
+    assert other.asked == 1
+    assert tree.probabilities is not None
+    assert tree.tokens.tolist() == [[90, 91, 5, 92]] and tree.parents.tolist() == [[0, 1, 1, 1]]
+    assert tree.probabilities[0].tolist() == pytest.approx([0.9, 0.5, 3 / 7 * 3 / 7, 0.1])
+
+
+def test_matches_are_as_likely_as_those_before_them_held(drafter: LookupDrafter, other: Other) -> None:
+    """Half of them get nothing right and the others all: what follows a token that was right is likelier than that one."""
+    other.probabilities = torch.tensor([[0.01, 0.005, 0.002]])
+    text = sequence("a", [0, *QUOTE[:6], 20, 21, 22, 23])
+    for new in range(1000, 2000, 2):
+        text.tokens.extend((new, *QUOTE[:6]))
+        probabilities = drafter.propose([text], SHAPE, CACHE).probabilities
+        text.tokens.extend([new + 1] if new % 4 else [20, 21, 22, 23])
+        text.tokens.extend((*QUOTE[:6], 20, 21, 22, 23))
+    assert probabilities is not None
+    first, second = probabilities[0, :2].tolist()
+    assert 0.3 < first < 0.6 and second / first > 0.7
 
 
 def test_quotes_that_fail_become_less_likely(drafter: LookupDrafter) -> None:
