@@ -108,6 +108,10 @@ class SentMemory(DrafterWrapper):
         drafter = innermost(other)
         if not isinstance(drafter, MoADrafter):
             raise EngineLoadError(f"drafter {other.name} has no memory that could be sent: only a MoA drafter has")
+        if drafter.config.paired:
+            raise EngineLoadError(
+                "what is sent of paired memory cannot be evaluated beside its target yet: leave --memory-format out"
+            )
         codec = MemoryCodec.of(drafter.network.moa.config, format)
         self._codecs = [codec.rows, *(() if codec.newest is None else (codec.newest,))]
 

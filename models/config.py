@@ -169,7 +169,8 @@ class MoAConfig:
 
     ``draft_block_size`` positions are drafted in one pass (see ``block``); 0 is the paper's way, level by level. For ablations:
     without ``reads_all_layers`` memory is a projection of the last layer's keys and values alone (no LSA), without
-    ``attends_to_all_memory`` CA sees the newest memory only. ``has_entry``: see ``entry``; the paper's drafter has none.
+    ``attends_to_all_memory`` CA sees the newest memory only. ``has_entry``: see ``entry``; the paper's drafter has none. With
+    ``paired`` memory reads tokens and those that follow them (``entry.PairedEntry``), and what CA tells the LM head is normalised.
     """
 
     target: DecoderConfig
@@ -185,6 +186,7 @@ class MoAConfig:
     reads_all_layers: bool = True
     attends_to_all_memory: bool = True
     has_entry: bool = False
+    paired: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not divide or do not go together."""
@@ -199,11 +201,18 @@ class MoAConfig:
                 f"target_layer_inference={self.target_layer_inference} must be at least 0 and below the target's "
                 f"{self.target.num_layers} layers"
             )
+        if self.paired and not self.has_entry:
+            raise CheckpointError("paired memory is an entry's: has_entry must be true")
         if self.draft_block_size:
             if self.draft_block_size < 2 or self.draft_block_intermediate_size < 1:
                 raise CheckpointError("a draft block has at least 2 positions and 1 unit")
             if self.target_layer_inference:
                 raise CheckpointError("a draft block cannot run through borrowed layers: target_layer_inference must be 0")
+
+    @property
+    def normalises_output(self) -> bool:
+        """Whether what leaves CA is normalised: a block's head and borrowed layers have norms of their own."""
+        return self.paired and not self.draft_block_size and not self.target_layer_inference
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], target: DecoderConfig) -> MoAConfig:
@@ -223,6 +232,7 @@ class MoAConfig:
                 reads_all_layers=bool(config.get("reads_all_layers", True)),
                 attends_to_all_memory=bool(config.get("attends_to_all_memory", True)),
                 has_entry=bool(config.get("has_entry", False)),
+                paired=bool(config.get("paired", False)),
             )
         except KeyError as error:
             raise CheckpointError(f"not a MoA drafter: config.json has no {error.args[0]!r}") from None
@@ -245,6 +255,7 @@ class MoAConfig:
             **({} if self.reads_all_layers else {"reads_all_layers": False}),
             **({} if self.attends_to_all_memory else {"attends_to_all_memory": False}),
             **({"has_entry": True} if self.has_entry else {}),
+            **({"paired": True} if self.paired else {}),
         }
 
     @classmethod

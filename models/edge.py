@@ -14,7 +14,7 @@ from models.block import BlockHead
 from models.config import DecoderConfig, MoAConfig, RopeConfig
 from models.entry import TokenEntry
 from models.errors import CheckpointError
-from models.layers import DecoderLayer, Linear, RotaryTable
+from models.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
 from models.llama import Llama
 from models.moa import DraftingMoA, MoA
 
@@ -70,6 +70,7 @@ class EdgeMoA(DraftingMoA):
         self.entry = TokenEntry(size, eps) if config.has_entry else None
         levels = config.draft_block_size
         self.block = BlockHead(size, levels, config.draft_block_intermediate_size, eps) if levels else None
+        self.output_norm = RMSNorm(size, eps) if config.normalises_output else None
         self.draft_vocabulary = None
         self.rotary = RotaryTable(head_dim, RopeConfig(theta=target.rope.theta))
 

@@ -41,3 +41,30 @@ class Entry(TokenEntry):
         """What the target's final hidden states [n, E] add to memory [n, E]."""
         out: Tensor = self.from_hidden(hidden)
         return out
+
+
+class PairedEntry(Entry):
+    """Memory of a token that reads the token too, and the one that followed it: four projections [E, E] in all.
+
+    Copying is finding where the last token stood before and saying what came next. One layer of attention can do that only where
+    a row holds both: EAGLE's pairs a token with what the target said before it, memory as it is knows nothing of what came after.
+    """
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps)
+        self.hidden_norm, self.pair_norm = RMSNorm(hidden_size, eps), RMSNorm(hidden_size, eps)
+        self.from_own, self.from_following = Linear(hidden_size, hidden_size), Linear(hidden_size, hidden_size)
+
+    def of_target(self, hidden: Tensor) -> Tensor:
+        """As in Entry, of normalised states."""
+        return super().of_target(self.hidden_norm(hidden))
+
+    def of_own(self, embeddings: Tensor) -> Tensor:
+        """What tokens with ``embeddings`` [n, E] add to their own memory [n, E]."""
+        out: Tensor = self.from_own(self.pair_norm(embeddings))
+        return out
+
+    def of_following(self, embeddings: Tensor) -> Tensor:
+        """What tokens add to the memory of those before them, both [n, E]."""
+        out: Tensor = self.from_following(self.pair_norm(embeddings))
+        return out

@@ -25,7 +25,7 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 BUNDLED = {"target": PRETRAINED / "concierge", "drafter": PRETRAINED / "concierge-moa"}
 """Folders of the bundled pair."""
 
-MOA_EXTRAS = {"block": "draft_block", "entry": "entry"}
+MOA_EXTRAS = {"block": "draft_block", "entry": "entry", "output_norm": "output_norm"}
 MOA_LAYERS = {"lsa": "layer_self_attention", "sa": "self_attention", "ca": "cross_attention"}
 """Our names of a drafter's layers, and the authors'."""
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import full_attention, masked_attention
 from models.block import BlockHead
 from models.config import MoAConfig, RopeConfig
-from models.entry import Entry, TokenEntry
+from models.entry import Entry, PairedEntry, TokenEntry
 from models.kv_cache import lsa_layout
-from models.layers import Attend, DecoderLayer, Linear, Rope, RotaryTable, keys_values, queries
+from models.layers import Attend, DecoderLayer, Linear, RMSNorm, Rope, RotaryTable, keys_values, queries
 from models.llama import Llama, TargetActivations
 
 
@@ -41,6 +42,7 @@ class DraftingMoA(nn.Module):
     ca: DecoderLayer
     entry: TokenEntry | None
     block: BlockHead | None
+    output_norm: RMSNorm | None
     draft_vocabulary: Tensor | None
     rotary: RotaryTable
 
@@ -67,6 +69,11 @@ class DraftingMoA(nn.Module):
         """SA's output [n, E] -> CA's rotated queries [n, h, d]."""
         return queries(self.ca, x, rope)
 
+    def leave(self, x: Tensor, attended: Tensor) -> Tensor:
+        """SA's output [n, E] and what CA attended to [n, h·d] -> what enters the head, a block or borrowed layers [n, E]."""
+        out = self.ca.finish(x, attended)
+        return out if self.output_norm is None else self.output_norm(out)
+
 
 class MoA(DraftingMoA):
     """LSA, SA and CA. Embeddings, LM head and borrowed layers belong to the target and are passed in."""
@@ -85,7 +92,8 @@ class MoA(DraftingMoA):
         self.to_memory = Linear(kv_size, target.hidden_size, bias=True)
         self.sa = DecoderLayer(target.hidden_size, heads, config.sa_num_kv_heads, target.head_dim, config.sa_intermediate_size, eps)
         self.ca = DecoderLayer(target.hidden_size, heads, config.ca_num_kv_heads, target.head_dim, config.ca_intermediate_size, eps)
-        self.entry = Entry(target.hidden_size, eps) if config.has_entry else None
+        self.entry = (PairedEntry if config.paired else Entry)(target.hidden_size, eps) if config.has_entry else None
+        self.output_norm = RMSNorm(target.hidden_size, eps) if config.normalises_output else None
         size, width = config.draft_block_size, config.draft_block_intermediate_size
         self.block = BlockHead(target.hidden_size, size, width, eps) if size else None
         self.draft_vocabulary = None
@@ -123,7 +131,7 @@ class MoA(DraftingMoA):
         """Layer self-attention (or, without it, the last layer): n verified tokens' keys and values [n, L, E_kv] -> memory [n, E].
 
         In ``lsa_layout``, or after ``read_cache_layout`` in a cache's. A drafter with an entry needs ``hidden`` [n, E] too, the
-        target's final hidden states.
+        target's final hidden states; paired memory still lacks ``with_own`` and ``with_following``.
         """
         n, layers, _ = kv.shape
         summary = kv[:, -1]
@@ -139,6 +147,14 @@ class MoA(DraftingMoA):
         if hidden is None:
             raise ValueError("a drafter with an entry reads the target's final hidden states too")
         return memory + self.entry.of_target(hidden.to(memory.dtype))
+
+    def with_own(self, memory: Tensor, embeddings: Tensor) -> Tensor:
+        """Memory [n, E] of tokens with ``embeddings`` [n, E] -> with what it reads of them, where memory is paired."""
+        return memory + self.entry.of_own(embeddings) if isinstance(self.entry, PairedEntry) else memory
+
+    def with_following(self, memory: Tensor, embeddings: Tensor) -> Tensor:
+        """The same of the tokens behind those, which makes it what CA reads: ``embeddings`` [n, E] are theirs."""
+        return memory + self.entry.of_following(embeddings) if isinstance(self.entry, PairedEntry) else memory
 
     def _layer_rope(self, n: int, like: Tensor) -> Rope:
         """Rotations of layers 0 … L−1, once for each of n tokens; the table is kept, as serving asks for it at every step."""
@@ -176,6 +192,8 @@ class MoA(DraftingMoA):
         self.rotary.reserve(length, memory)
         rope = self.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
         embeddings = target.embed(token_ids.flatten())
+        following = target.embed(following_tokens(token_ids).flatten())
+        memory = self.with_following(self.with_own(memory, embeddings), following)
         last = torch.where(boundaries, torch.arange(length, device=token_ids.device), 0).cummax(dim=1).values
         newest = memory.view(batch, length, -1).gather(1, last.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).flatten(0, 1)
         attend = masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask)
@@ -183,7 +201,7 @@ class MoA(DraftingMoA):
         queries = self.cross_queries(hidden, rope).unflatten(0, (batch, length))
         keys, values = self.cross_keys_values(memory, rope).view(batch, length, 2, -1, target_config.head_dim).unbind(2)
         attended = full_attention(queries, keys, values, ca_mask).flatten(0, 1)
-        predicted = self.ca.finish(hidden, attended).view(batch, length, -1)
+        predicted = self.leave(hidden, attended).view(batch, length, -1)
         if self.config.target_layer_inference == 0:
             return DraftActivations(predicted, None)
         return DraftActivations(self._through_borrowed(target, predicted, activations, boundaries), predicted)
@@ -202,6 +220,11 @@ class MoA(DraftingMoA):
             hidden = layer(hidden, rope, attend)
         out: Tensor = target.norm(hidden)
         return out.view(batch, length, -1)
+
+
+def following_tokens(token_ids: Tensor) -> Tensor:
+    """The token behind each of [B, S]; behind the last one stands 0, for nobody: only what comes after it sees its memory."""
+    return F.pad(token_ids[:, 1:], (0, 1))
 
 
 def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device) -> Attend:

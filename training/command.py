@@ -94,6 +94,15 @@ def train_command(
             rich_help_panel=SIZES,
         ),
     ] = False,
+    paired: Annotated[
+        bool,
+        typer.Option(
+            "--paired",
+            help="Memory of a token reads the token and the one that follows it too, and the drafter learns to copy what stands "
+            "in the text. Goes with --feature-weight 0 --staircase-until 0 --draws 3.",
+            rich_help_panel=SIZES,
+        ),
+    ] = False,
     without_lsa: Annotated[
         bool,
         typer.Option("--without-lsa", help="For ablations: memory is the last layer's keys and values.", rich_help_panel=SIZES),

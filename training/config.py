@@ -36,6 +36,7 @@ class TrainConfig(RunConfig):
     draft_block: int | None = None
     draft_block_mlp: int | None = None
     without_entry: bool = False
+    paired: bool = False
     without_lsa: bool = False
     without_ca: bool = False
     draft_kv_heads: int | None = None
@@ -111,8 +112,12 @@ class TrainConfig(RunConfig):
         for name in refused:
             if name not in own and getattr(self, name) is not None:
                 raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
+        if self.paired and self.without_entry:
+            raise ConfigError("--paired is a kind of entry: leave out --without-entry")
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in ("draws", "layers_inferred", "without_entry", "without_lsa", "without_ca") if self.method != "moa" else ():
+        for name in (
+            ("draws", "layers_inferred", "without_entry", "paired", "without_lsa", "without_ca") if self.method != "moa" else ()
+        ):
             if getattr(self, name) != defaults[name]:
                 raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
         if self.method == "independent" and self.draft_vocabulary is not None:
@@ -133,6 +138,7 @@ class TrainConfig(RunConfig):
             "draft_block_intermediate_size": self.draft_block_mlp,
             # A drafter that is trained on stays what it is.
             "has_entry": False if self.without_entry else True if self.init_from is None else None,
+            "paired": True if self.paired else None,
             "reads_all_layers": False if self.without_lsa else None,
             "attends_to_all_memory": False if self.without_ca else None,
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,8 @@ from speculative.drafters.moa_trees import MoATreeDrafter
 from speculative.drafters.tiled_memory import Remember
 from speculative.drafters.tree_drafter import frontier_plan
 from speculative.policy import DraftShape
+from speculative.sequence import Sequence
+from speculative.tree import DraftTree
 
 
 class MoADrafter(MoATreeDrafter):
@@ -75,6 +79,20 @@ class MoADrafter(MoATreeDrafter):
             return
         self.note(token_ids, slots, positions, hidden, target_cache)
 
+    def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
+        """As in TreeDrafter."""
+        self.pair_newest(sequences)
+        return super().propose(sequences, shape, target_cache)
+
+    def pair_newest(self, sequences: Many[Sequence]) -> None:
+        """Let the newest memory of texts know the token that follows it, where memory is paired."""
+        if not self.config.paired:
+            return
+        places = [(each.tokens[each.num_computed], each.slot, each.num_computed) for each in sequences]
+        token_ids, slots, positions = torch.tensor(places, device=self.device).T.contiguous().unbind()
+        rows = tuple(each.flat_rows(slots, positions) for each in self.caches)
+        self.network.pair(token_ids, positions, self.caches, rows)
+
     def note(self, token_ids: Tensor, slots: Tensor, positions: Tensor, hidden: Tensor | None, target_cache: KVCache) -> None:
         """As ``extend``, by the network itself: all [n], the target's final hidden states [n, E] for an entry."""
         kv = target_cache.gather(target_cache.flat_rows(slots, positions))
@@ -82,10 +100,13 @@ class MoADrafter(MoATreeDrafter):
         self.network.remember(token_ids, positions, kv, hidden, self.caches, rows)
 
     def memory(self, slot: int, first: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """CA's keys and values [n, 2·n_kv·d] of positions ``first`` … ``end``, and with an entry the newest memory [1, E]."""
+        """CA's keys and values [n, 2·n_kv·d] of positions ``first`` … ``end``, and with an entry the newest memory [1, E].
+
+        Where memory is paired, after ``pair_newest``.
+        """
         ca, *memories = self.caches[1:]
         rows = ca.data[0, ca.flat_row(slot, first) : ca.flat_row(slot, end)]
-        newest = memories[0].flat_row(slot, end - 1) if memories else None
+        newest = memories[0].flat_row(slot, end - (not self.config.paired)) if memories else None
         return rows, None if newest is None else memories[0].data[0, newest : newest + 1]
 
     def through_borrowed(self, level: Level, feature: Tensor, target_cache: KVCache | None) -> Tensor:

@@ -105,8 +105,7 @@ class DraftNetwork(nn.Module):
             remembered = additive((text.columns >= starts) & (text.columns < memory_ends), self.dtype)
         else:
             remembered = additive(text.columns == memory_ends - 1, self.dtype)
-        out: Tensor = moa.ca.finish(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, remembered, ca))
-        return out
+        return moa.leave(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, remembered, ca))
 
     def _newest(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
         """The newest memory of the texts [B, E], zero where there is none."""
@@ -116,7 +115,7 @@ class DraftNetwork(nn.Module):
     def _newest_rows(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
         """Where the newest memory of the texts stands [B]; anywhere for those without."""
         starts = torch.arange(text.lengths.shape[0], device=text.lengths.device) * memories.rows_per_slot
-        return starts + (text.memory_ends - 1).clamp(min=0)
+        return starts + (text.memory_ends if self.moa.config.paired else (text.memory_ends - 1).clamp(min=0))
 
     def _cross_attend(self, queries: Tensor, text: Text, remembered: Tensor, ca: KVCache | KVWindow) -> Tensor:
         """Queries [B·w, h, d] over the memory of the text, by an additive mask ``remembered`` [B, 1, 1, S] -> [B·w, h·d]."""
@@ -161,7 +160,36 @@ class MoANetwork(DraftNetwork):
         """
         moa = self.moa
         rope = moa.rotary(positions)
-        memory = moa.memory(kv.to(moa.to_memory.weight.dtype), hidden).to(self.dtype)
-        kept = (moa.self_keys_values(self._embed(token_ids), rope), moa.cross_keys_values(memory, rope), memory)
-        for cache, places, values in zip(caches, rows, kept, strict=False):
-            cache.write(0, places, values)
+        embeddings = self._embed(token_ids)
+        memory = moa.with_own(moa.memory(kv.to(moa.to_memory.weight.dtype), hidden).to(self.dtype), embeddings)
+        (sa, ca, *memories), (in_sa, in_ca, *in_memories) = caches, rows
+        sa.write(0, in_sa, moa.self_keys_values(embeddings, rope))
+        for cache, places in zip(memories, in_memories, strict=True):
+            cache.write(0, places, memory)
+        if moa.config.paired:
+            self._pair(embeddings, positions, caches, rows)
+        else:
+            ca.write(0, in_ca, moa.cross_keys_values(memory, rope))
+
+    def pair(self, token_ids: Tensor, positions: Tensor, caches: DraftCaches, rows: tuple[Tensor, ...]) -> None:
+        """Let the memory of the tokens before these [n] be what is drafted from: the newest, where memory is paired.
+
+        It is kept in these tokens' rows, as theirs is not known yet.
+        """
+        caches[2].write(0, rows[2], self._pair(self._embed(token_ids), positions, caches, rows))
+
+    def _pair(self, embeddings: Tensor, positions: Tensor, caches: DraftCaches, rows: tuple[Tensor, ...]) -> Tensor:
+        """CA's keys and values of the tokens before these, which are known by now to follow; the paired memory [n, E].
+
+        Before a text's first token stands its slot's last row, which is never read: no text comes that far.
+        """
+        _, ca, memories = caches
+        before, remembered = (_before(cache, positions, places) for cache, places in zip(caches[1:], rows[1:], strict=True))
+        paired = self.moa.with_following(memories.gather(remembered)[:, 0], embeddings)
+        ca.write(0, before, self.moa.cross_keys_values(paired, self.moa.rotary((positions - 1).clamp(min=0))))
+        return paired
+
+
+def _before(cache: KVCache | KVWindow, positions: Tensor, rows: Tensor) -> Tensor:
+    """The rows [n] before those of tokens at ``positions`` [n], in a cache without scratch rows; a slot's last before its first."""
+    return torch.where(positions == 0, rows + cache.rows_per_slot - 1, rows - 1)

@@ -16,7 +16,7 @@ from speculative.drafters.tree_drafter import DraftTrees
 def suits(network: DraftNetwork, breadth: int) -> bool:
     """Whether the operator does what ``network`` does."""
     moa, config = network.moa, network.target.config
-    if moa.block is None or moa.config.target_layer_inference or not moa.config.attends_to_all_memory:
+    if moa.block is None or moa.config.target_layer_inference or not moa.config.attends_to_all_memory or moa.config.paired:
         return False
     if not cached_attention.suits(network.dtype, config.head_dim) or network.target.dtype != torch.bfloat16:
         return False

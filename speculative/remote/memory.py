@@ -62,6 +62,8 @@ class MemoryReader:
         """Rows and newest memory of several texts; encoded all at once, as each operation costs more than what it computes."""
         assert self._drafter is not None
         codec, drafter = self._codecs[format], self._drafter
+        if isinstance(drafter, MoADrafter):
+            drafter.pair_newest([sequence for _, sequence, _ in wanting])
         parts = [drafter.memory(sequence.slot, first, sequence.num_computed) for _, sequence, first in wanting]
         encoded = codec.rows.encode(torch.cat([rows for rows, _ in parts]))
         newest = [last for _, last in parts if last is not None]

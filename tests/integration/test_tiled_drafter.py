@@ -177,7 +177,14 @@ def test_what_does_not_belong_together_is_refused(drafters: tuple[MoADrafter, Mo
 
 
 @pytest.mark.parametrize(
-    "changes", [{"draft_block_size": 0}, {"attends_to_all_memory": False}, {"sa_num_kv_heads": 2}, {"ca_intermediate_size": 100}]
+    "changes",
+    [
+        {"draft_block_size": 0},
+        {"attends_to_all_memory": False},
+        {"sa_num_kv_heads": 2},
+        {"ca_intermediate_size": 100},
+        {"has_entry": True, "paired": True},
+    ],
 )
 def test_other_drafters_are_left_to_the_compiler(changes: dict[str, int]) -> None:
     drafter = MoADrafter(moa(MoAConfig.from_target(CONFIG, **SIZES | changes), None), heads(torch.bfloat16), 4, LENGTH, SHAPE)

@@ -61,6 +61,8 @@ MOA_KINDS: dict[str, dict[str, int]] = {
     "block": {"draft_block_size": 8},
     "entry": {"has_entry": True},
     "entry and block": {"has_entry": True, "draft_block_size": 8},
+    "paired": {"has_entry": True, "paired": True},
+    "paired block": {"has_entry": True, "paired": True, "draft_block_size": 8},
     "ablation": {"reads_all_layers": False, "attends_to_all_memory": False},
 }
 """Drafters that are not the paper's."""

@@ -29,9 +29,15 @@ class Beside(DrafterWrapper):
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         self.whole.extend(verified, target_cache)
         self.edge.extend(received(self.whole, verified))
+        if self.whole.config.paired:  # what came before is complete by now, which a server waits for
+            ours, theirs = self.whole.caches[1], self.edge.caches[1]
+            before = ours.flat_rows(verified.slots, (verified.positions - 1).clamp(min=0))
+            theirs.write(0, before, ours.gather(before)[:, 0])
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache) -> DraftTree:
         tree = self.whole.propose(sequences, shape, target_cache)
+        if self.whole.config.paired:
+            self.edge.extend(newest_pairs(self.whole, sequences))
         self.trees.append((tree, self.edge.propose(sequences, shape, None)))
         return tree
 
@@ -56,6 +62,15 @@ def received(whole: MoADrafter, verified: VerifiedTokens) -> ReceivedMemory:
     last = torch.stack([verified.positions[verified.slots == slot].max() for slot in slots])
     newest = rows(memories[0], slots, last)
     return ReceivedMemory(verified.slots, verified.positions, verified.token_ids, crossing, slots, newest)
+
+
+def newest_pairs(whole: MoADrafter, sequences: list[Sequence]) -> ReceivedMemory:
+    """The newest memory of texts, which the token that follows it completed only now."""
+    ca, memories = whole.caches[1:]
+    numbers = [(each.slot, each.num_computed, each.tokens[each.num_computed - 1]) for each in sequences]
+    slots, ends, token_ids = torch.tensor(numbers).T.contiguous().unbind()
+    crossing, newest = (cache.gather(cache.flat_rows(slots, places))[:, 0] for cache, places in ((ca, ends - 1), (memories, ends)))
+    return ReceivedMemory(slots, ends - 1, token_ids, crossing, slots, newest)
 
 
 def put_beside(engine: Engine, bundle: EdgeBundle) -> Beside:

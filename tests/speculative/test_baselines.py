@@ -67,7 +67,7 @@ def test_eagle_serves_what_was_trained(target: Llama, generation: int, known: in
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["entry", "ablation"])
+@pytest.mark.parametrize("kind", ["entry", "paired", "ablation"])
 @pytest.mark.parametrize(("known", "window"), [(1, None), (7, None), (7, 3)])
 def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, window: int | None) -> None:
     moa = random_moa(**MOA_KINDS[kind])
@@ -88,6 +88,9 @@ def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, windo
     told = VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known], seen)
     drafter.extend(told.only(torch.arange(start, known)), cache)
     lengths, none = torch.tensor([known]), torch.zeros(1, 1, dtype=torch.long)
+    if moa.config.paired:
+        places = tuple(kept.flat_rows(torch.zeros_like(lengths), lengths) for kept in drafter.caches)
+        drafter.network.pair(text[0, known : known + 1], lengths, drafter.caches, places)
     frontier = Frontier(text[:, known : known + 1], torch.zeros(1, 1), none, drafter.inherited(lengths))
     root = Place(torch.tensor([0]), torch.tensor([0]))
     grown = Candidates(torch.zeros(1, 1), none, none)

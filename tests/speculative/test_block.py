@@ -32,9 +32,9 @@ def target() -> Llama:
     return load_target(N0 / "target", dtype=torch.float32)[0]
 
 
-@pytest.fixture(params=[False, True], ids=["", "entry"])
+@pytest.fixture(params=[{}, {"has_entry": True}, {"has_entry": True, "paired": True}], ids=["", "entry", "paired"])
 def moa(request: pytest.FixtureRequest) -> MoA:
-    return random_moa(draft_block_size=SIZE, has_entry=request.param)
+    return random_moa(draft_block_size=SIZE, **request.param)
 
 
 @torch.no_grad()
@@ -55,6 +55,9 @@ def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int) 
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
     _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
     drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known], seen), cache)
+    if moa.config.paired:
+        places = tuple(kept.flat_rows(torch.tensor([0]), torch.tensor([known])) for kept in drafter.caches)
+        drafter.network.pair(text[0, known : known + 1], torch.tensor([known]), drafter.caches, places)
     network, where = drafter.network, Text(torch.tensor([0]), torch.tensor([known]), torch.tensor([known]), torch.arange(64))
     features = network.block(text[:, known : known + 1], where, drafter.caches)
     nothing = torch.zeros(1, 1)

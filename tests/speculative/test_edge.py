@@ -125,16 +125,16 @@ def test_a_bundle_holds_what_drafts_and_nothing_else(export: Callable[..., Path]
     target, moa = load_target(N0 / "target", dtype=torch.float32)[0], None
     moa = load_drafter(drafters[kind], target.config, dtype=torch.float32)
     parts = {name.split(".")[1] for name in stored}
-    assert parts <= {"embedding", "lm_head", "sa", "ca", "entry", "block", "draft_vocabulary"}
+    assert parts <= {"embedding", "lm_head", "sa", "ca", "entry", "output_norm", "block", "draft_vocabulary"}
     assert {name for name in stored if name.startswith("drafter.entry.")} <= {
         "drafter.entry.from_token.weight",
         "drafter.entry.token_norm.weight",
     }
     assert stored["drafter.ca.qkv.weight"].shape == (moa.ca.q_size, target.config.hidden_size)
-    extras = [module for module in (moa.sa, moa.ca, moa.block, moa.entry) if module is not None]
+    extras = [module for module in (moa.sa, moa.ca, moa.block, moa.output_norm) if module is not None]
+    extras += [] if moa.entry is None else [moa.entry.token_norm, moa.entry.from_token]
     count = sum(parameter.numel() for module in extras for parameter in module.parameters())
     count -= moa.ca.kv_size * target.config.hidden_size
-    count -= moa.entry.from_hidden.weight.numel() if moa.entry is not None else 0
     count += 2 * target.embedding.weight.numel()
     vocabulary = 0 if moa.draft_vocabulary is None else 4 * len(moa.draft_vocabulary)
     assert sum(tensor.nbytes for tensor in stored.values()) == 2 * count + vocabulary
@@ -219,7 +219,7 @@ def test_an_entry_wants_the_newest_memory(export: Callable[..., Path]) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["moa", "entry", "entry and block", "entry, block and vocabulary", "ablation"])
+@pytest.mark.parametrize("kind", ["moa", "entry", "entry and block", "entry, block and vocabulary", "paired", "ablation"])
 @pytest.mark.parametrize(("known", "beyond"), [(9, 0), (9, 1), (4, 20), (0, 7)])
 def test_beyond_its_memory_an_edge_drafts_as_trained(
     drafters: dict[str, Path], export: Callable[..., Path], kind: str, known: int, beyond: int
@@ -247,7 +247,9 @@ def test_beyond_its_memory_an_edge_drafts_as_trained(
     sequence.num_computed = known + beyond
     if known:
         positions, slots = torch.arange(known), torch.zeros(known, dtype=torch.long)
-        memory = moa.memory(truth.kv[0, :known], truth.hidden[0, :known])
+        own, following = (target.embed(text[0, first : first + known]) for first in (0, 1))
+        memory = moa.with_own(moa.memory(truth.kv[0, :known], truth.hidden[0, :known]), own)
+        memory = moa.with_following(memory, following)
         moa.rotary.reserve(64, memory)
         crossing = moa.cross_keys_values(memory, moa.rotary(positions))
         edge.extend(ReceivedMemory(slots, positions, text[0, :known], crossing, slots[:1], memory[-1:]))

@@ -153,7 +153,7 @@ def test_only_remote_requests_that_have_begun_take_trees(make_engine: MakeEngine
             engine.offer(name, OfferedTree(3))
 
 
-@pytest.mark.parametrize("drafter", ["moa", "block", "entry and block", "ablation"])
+@pytest.mark.parametrize("drafter", ["moa", "block", "entry and block", "paired", "ablation"])
 @pytest.mark.parametrize("memory", ["bfloat16", "int8"])
 @pytest.mark.parametrize("window", [0, 4])
 def test_memory_comes_once_and_as_the_drafter_has_it(
@@ -173,6 +173,7 @@ def test_memory_comes_once_and_as_the_drafter_has_it(
         name = output.request_id
         sequence = engine.scheduler.find(name)
         assert sequence is not None and output.memory.first == begin[name]
+        kept.pair_newest([sequence])  # its slot may have changed since
         rows, newest = kept.memory(sequence.slot, begin[name], sequence.num_computed)
         assert torch.equal(codec.rows.decode(output.memory.rows), codec.rows.decode(codec.rows.encode(rows)))
         begin[name] = sequence.num_computed

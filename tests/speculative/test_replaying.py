@@ -73,6 +73,8 @@ def replaying(engine: Engine) -> Engine:
         ("block", 3),
         ("entry", 3),
         ("entry and block", 3),
+        ("paired", 3),
+        ("paired block", 3),
         ("ablation", 3),
         ("eagle2", 3),
         ("eagle3", 3),
