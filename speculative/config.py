@@ -53,7 +53,7 @@ class EngineConfig:
     draft_nodes: int = 15
     draft_min_reach: float | None = None
     draft_temperature: float = 1.0
-    draft_lookup: int = 4
+    draft_lookup: int = 2
     draft_window: int | None = None
     remote_tree_nodes: int = 32
     num_threads: int | None = None

@@ -38,7 +38,7 @@ class EdgeConfig:
     draft_breadth: int = 8
     draft_nodes: int = 64
     draft_temperature: float = 1.0
-    draft_lookup: int = 4
+    draft_lookup: int = 2
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, naming the setting."""
