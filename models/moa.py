@@ -156,6 +156,16 @@ class MoA(DraftingMoA):
         """The same of the tokens behind those, which makes it what CA reads: ``embeddings`` [n, E] are theirs."""
         return memory + self.entry.of_following(embeddings) if isinstance(self.entry, PairedEntry) else memory
 
+    def of_pairs(self, target: Llama, token_ids: Tensor, memory: Tensor) -> Tensor:
+        """Memory [B·S, E] of whole texts [B, S] -> what CA reads of them.
+
+        Behind a text's last token stands 0, for nobody: only what comes after it sees its memory.
+        """
+        if not self.config.paired:
+            return memory
+        memory = self.with_own(memory, target.embed(token_ids.flatten()))
+        return self.with_following(memory, target.embed(F.pad(token_ids[:, 1:], (0, 1)).flatten()))
+
     def _layer_rope(self, n: int, like: Tensor) -> Rope:
         """Rotations of layers 0 … L−1, once for each of n tokens; the table is kept, as serving asks for it at every step."""
         layers = self.config.target.num_layers
@@ -192,8 +202,7 @@ class MoA(DraftingMoA):
         self.rotary.reserve(length, memory)
         rope = self.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
         embeddings = target.embed(token_ids.flatten())
-        following = target.embed(following_tokens(token_ids).flatten())
-        memory = self.with_following(self.with_own(memory, embeddings), following)
+        memory = self.of_pairs(target, token_ids, memory)
         last = torch.where(boundaries, torch.arange(length, device=token_ids.device), 0).cummax(dim=1).values
         newest = memory.view(batch, length, -1).gather(1, last.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).flatten(0, 1)
         attend = masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask)
@@ -220,11 +229,6 @@ class MoA(DraftingMoA):
             hidden = layer(hidden, rope, attend)
         out: Tensor = target.norm(hidden)
         return out.view(batch, length, -1)
-
-
-def following_tokens(token_ids: Tensor) -> Tensor:
-    """The token behind each of [B, S]; behind the last one stands 0, for nobody: only what comes after it sees its memory."""
-    return F.pad(token_ids[:, 1:], (0, 1))
 
 
 def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device) -> Attend:

@@ -65,12 +65,12 @@ class DraftTree:
         for index, tree in enumerate(trees):
             if tree is not None:
                 tokens[index], parents[index], sizes[index] = list(tree[0]), list(tree[1]), len(tree[0])
-        padded = replace(_padded(tokens, parents, sizes, self.tokens.device), straight=self.straight)
+        trees_of_all = replace(padded(tokens, parents, sizes, self.tokens.device), straight=self.straight)
         if self.probabilities is None:
-            return padded
+            return trees_of_all
         others = torch.tensor([tree is not None for tree in trees], device=self.tokens.device).unsqueeze(1)
-        known = F.pad(self.probabilities, (0, padded.tokens.shape[1] - self.tokens.shape[1]))
-        return replace(padded, probabilities=known.masked_fill(others, float("nan")))
+        known = F.pad(self.probabilities, (0, trees_of_all.tokens.shape[1] - self.tokens.shape[1]))
+        return replace(trees_of_all, probabilities=known.masked_fill(others, float("nan")))
 
     def expecting(self, probabilities: Sequence[Sequence[float]]) -> DraftTree:
         """The same drafts, each tree's first nodes having these ``probabilities``."""
@@ -105,7 +105,7 @@ class DraftTree:
             tokens.append([some[row - 1] for row in rows])
             parents.append([place[above[row - 1]] for row in rows])
             kept.append(rows)
-        left = _padded(tokens, parents, list(map(len, tokens)), self.tokens.device)
+        left = padded(tokens, parents, list(map(len, tokens)), self.tokens.device)
         if self.probabilities is None:
             return left
         known = torch.zeros_like(self.probabilities[:, : left.tokens.shape[1]])
@@ -118,10 +118,11 @@ class DraftTree:
         return replace(self, straight=tuple(straight))
 
 
-def _padded(tokens: list[list[int]], parents: list[list[int]], sizes: list[int], device: torch.device) -> DraftTree:
+def padded(tokens: list[list[int]], parents: list[list[int]], sizes: list[int], device: torch.device) -> DraftTree:
+    """Trees of these tokens and parents, of which so many in each are real, as DraftTree pads them."""
     width = max(map(len, tokens), default=0)
-    padded = [[row + [0] * (width - len(row)) for row in rows] for rows in (tokens, parents)]
-    both = torch.tensor(padded, dtype=torch.long, device=device).view(2, len(sizes), width)
+    filled = [[row + [0] * (width - len(row)) for row in rows] for rows in (tokens, parents)]
+    both = torch.tensor(filled, dtype=torch.long, device=device).view(2, len(sizes), width)
     return DraftTree(both[0], both[1], tuple(sizes))
 
 

@@ -17,7 +17,7 @@ from models.attention import masked_attention
 from models.block import BlockHead
 from models.layers import Rope, queries
 from models.llama import Llama, TargetActivations
-from models.moa import MoA, attention_over_layers, following_tokens
+from models.moa import MoA, attention_over_layers
 from training.masks import draft_depths, last_boundaries
 from training.rows import Padded
 
@@ -117,8 +117,7 @@ class DraftForward(nn.Module):
         own_rope = (rope[0].index_select(0, taken), rope[1].index_select(0, taken))
         embeddings = target.embed(token_ids.flatten())
         own = embeddings.index_select(0, taken)
-        following = target.embed(following_tokens(token_ids).flatten())
-        memory = moa.with_following(moa.with_own(memory, embeddings), following)
+        memory = moa.of_pairs(target, token_ids, memory)
         texts = moa.self_keys_values(embeddings, rope).unflatten(0, (batch, length)).repeat(draws, 1, 1)
         seen, remembered = padded.mask_rows(sa_mask), padded.mask_rows(ca_mask)
         inputs = own

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-import torch
-
-from speculative.tree import DraftTree
+from speculative.tree import DraftTree, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +44,9 @@ def merged(tree: DraftTree, chains: Many[Chain | None], most: int) -> DraftTree:
     ]
     if all(one is other for one, other in zip(texts, both, strict=True)):
         return tree
-    sizes = tuple(len(nodes.tokens) for nodes in both)
-    width = max(sizes)
-    # One tensor for both kinds of whole numbers: making one costs more than its few numbers.
-    whole = torch.tensor([[_filled(nodes.tokens, width), _filled(nodes.parents, width)] for nodes in both], dtype=torch.long)
-    probabilities = torch.tensor([_filled(nodes.probabilities, width) for nodes in both])
-    tokens, parents = whole.to(tree.tokens.device).unbind(1)
-    return DraftTree(tokens, parents, sizes, probabilities=probabilities.to(tree.tokens.device))
+    tokens, parents = [nodes.tokens for nodes in both], [nodes.parents for nodes in both]
+    trees = padded(tokens, parents, list(map(len, tokens)), tree.tokens.device)
+    return trees.expecting([nodes.probabilities for nodes in both])
 
 
 def _merged(nodes: _Nodes, chain: Chain, most: int) -> _Nodes:
@@ -79,7 +73,3 @@ def _merged(nodes: _Nodes, chain: Chain, most: int) -> _Nodes:
     kept = sorted(range(len(tokens)), key=lambda node: -probabilities[node])[:most]
     place = {0: 0} | {node + 1: row for row, node in enumerate(kept, 1)}
     return _Nodes([tokens[node] for node in kept], [place[parents[node]] for node in kept], [probabilities[node] for node in kept])
-
-
-def _filled(numbers: Many[float], width: int) -> list[float]:
-    return [*numbers, *[0] * (width - len(numbers))]

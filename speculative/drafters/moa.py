@@ -106,7 +106,7 @@ class MoADrafter(MoATreeDrafter):
         """
         ca, *memories = self.caches[1:]
         rows = ca.data[0, ca.flat_row(slot, first) : ca.flat_row(slot, end)]
-        newest = memories[0].flat_row(slot, end - (not self.config.paired)) if memories else None
+        newest = memories[0].flat_row(slot, end if self.config.paired else end - 1) if memories else None
         return rows, None if newest is None else memories[0].data[0, newest : newest + 1]
 
     def through_borrowed(self, level: Level, feature: Tensor, target_cache: KVCache | None) -> Tensor:
