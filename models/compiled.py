@@ -24,7 +24,7 @@ from models import cached_attention, tiled_linear
 from models.attention import AttentionPlan
 from models.digest import digest_weights
 from models.kv_cache import KVWindow
-from models.layers import Linear
+from models.layers import Linear, RotaryTable
 from models.llama import Llama
 
 DYNAMIC = torch.export.Dim.DYNAMIC
@@ -68,6 +68,9 @@ def fingerprint(graph: Graph) -> str:
     for part in (*machine, graph.name, graph.settings, str(shapes)):
         digest.update(part.encode())
     digest_weights(graph.module, digest)
+    for module in graph.module.modules():
+        if isinstance(module, RotaryTable):  # its numbers become constants, and are no weights
+            digest.update(f"{module.head_dim} {module.config}".encode())
     for folder in sorted({Path(__file__).parent, Path(inspect.getfile(type(graph.module))).parent}):
         for source in sorted(file for file in folder.iterdir() if file.suffix in (".py", ".cpp", ".h")):
             digest.update(source.read_bytes())

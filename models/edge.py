@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models.block import BlockHead
-from models.config import DecoderConfig, MoAConfig, RopeConfig
+from models.config import DecoderConfig, MoAConfig
 from models.entry import TokenEntry
 from models.errors import CheckpointError
 from models.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
@@ -72,7 +72,7 @@ class EdgeMoA(DraftingMoA):
         self.block = BlockHead(size, levels, config.draft_block_intermediate_size, eps) if levels else None
         self.output_norm = RMSNorm(size, eps) if config.normalises_output else None
         self.draft_vocabulary = None
-        self.rotary = RotaryTable(head_dim, RopeConfig(theta=target.rope.theta))
+        self.rotary = RotaryTable(head_dim, config.rope)
 
 
 class EdgeNetworks(nn.Module):

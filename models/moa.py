@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.attention import full_attention, masked_attention
 from models.block import BlockHead
-from models.config import MoAConfig, RopeConfig
+from models.config import MoAConfig
 from models.entry import Entry, PairedEntry, TokenEntry
 from models.kv_cache import lsa_layout
 from models.layers import Attend, DecoderLayer, Linear, RMSNorm, Rope, RotaryTable, keys_values, queries
@@ -85,7 +85,6 @@ class MoA(DraftingMoA):
         self.config = config
         target = config.target
         heads, eps, kv_size = target.num_heads, target.rms_norm_eps, target.kv_size
-        plain_rope = RopeConfig(theta=target.rope.theta)
         self.lsa: DecoderLayer | None = None
         if config.reads_all_layers:
             self.lsa = DecoderLayer(kv_size, heads, config.lsa_num_kv_heads, kv_size // heads, config.lsa_intermediate_size, eps)
@@ -98,8 +97,8 @@ class MoA(DraftingMoA):
         self.block = BlockHead(target.hidden_size, size, width, eps) if size else None
         self.draft_vocabulary = None
         self.reads_cache_layout = False
-        self.rotary = RotaryTable(target.head_dim, plain_rope)
-        self.layer_rotary = RotaryTable(kv_size // heads, plain_rope)
+        self.rotary = RotaryTable(target.head_dim, config.rope)
+        self.layer_rotary = RotaryTable(kv_size // heads, config.rope)
         self._layer_ropes: Rope = (torch.empty(0), torch.empty(0))
 
     @property

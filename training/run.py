@@ -21,6 +21,7 @@ from training.activations.index import Facts
 from training.activations.reading import open_activations
 from training.beginning import corpora, load, load_operators, rewritten, start
 from training.config import PretrainConfig, TrainConfig
+from training.copying import begin_with_copying
 from training.data import Corpus, load_corpus
 from training.errors import ConfigError
 from training.resizing import resized
@@ -119,7 +120,9 @@ def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus 
 
 def _moa(config: TrainConfig, target: Llama) -> MoA:
     if config.init_from is None:
-        return MoA(MoAConfig.from_target(target.config, **config.sizes)).to(target.device)
+        fresh = MoA(MoAConfig.from_target(target.config, **config.sizes)).to(target.device)
+        begin_with_copying(fresh)
+        return fresh
     trained = load_drafter(config.init_from, target.config, dtype=torch.float32, device=target.device)
     # N = 0 is also what the command says when nothing was asked for.
     sizes = {name: size for name, size in config.sizes.items() if size or isinstance(size, bool)}

@@ -1,0 +1,79 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.config import COPYING_THETA, DecoderConfig, MoAConfig, RopeConfig
+from models.llama import Llama
+from models.moa import MoA
+from training.copying import begin_with_copying
+
+TARGET = DecoderConfig(
+    architecture="llama",
+    vocab_size=256,
+    hidden_size=192,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=48,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=128,
+    rope=RopeConfig(),
+)
+
+
+def fresh(**sizes: int) -> MoA:
+    return MoA(MoAConfig.from_target(TARGET, has_entry=True, **sizes))
+
+
+@torch.no_grad()
+def rank_of_what_followed(moa: MoA, target: Llama, texts: Tensor, at: Tensor) -> float:
+    """Mean rank, over texts [B, S] whose last token stood ``at`` [B] before, of what followed there; nothing else is told of it."""
+    boundaries = torch.ones_like(texts, dtype=torch.bool)
+    boundaries[:, -1] = False
+    seen = torch.ones(texts.shape[1], texts.shape[1], dtype=torch.bool).tril().expand(len(texts), 1, -1, -1)
+    remembered = seen.clone()
+    remembered[..., -1] = False
+    out = moa(target, texts, target.encode(texts), seen, remembered, boundaries)
+    logits = out.feature[:, -1] @ target.lm_head.weight.T
+    followed = texts.gather(1, at.unsqueeze(1) + 1)
+    return float((logits > logits.gather(1, followed)).sum(dim=1).float().mean())
+
+
+@pytest.fixture
+def texts() -> tuple[Tensor, Tensor]:
+    """Random texts of 9 tokens, all different but for the last, and where that stood before."""
+    torch.manual_seed(0)
+    texts = torch.stack([torch.randperm(256)[:9] for _ in range(100)])
+    at = torch.randint(7, (100,))
+    texts[:, -1] = texts.gather(1, at.unsqueeze(1))[:, 0]
+    return texts, at
+
+
+def test_an_untrained_drafter_says_what_followed_the_last_token_before(texts: tuple[Tensor, Tensor]) -> None:
+    target = Llama(TARGET).requires_grad_(False)
+    torch.nn.init.normal_(target.lm_head.weight)
+    target.embedding.weight.copy_(target.lm_head.weight)
+    moa = fresh(paired=True)
+    by_chance = rank_of_what_followed(moa, target, *texts)
+    begin_with_copying(moa)
+    assert rank_of_what_followed(moa, target, *texts) < by_chance / 2
+
+
+@pytest.mark.parametrize("sizes", [{}, {"paired": True, "attends_to_all_memory": False}], ids=["no pairs", "newest memory alone"])
+def test_a_drafter_that_cannot_copy_stays_as_it_is(sizes: dict[str, int]) -> None:
+    moa = fresh(**sizes)
+    before = {name: weight.clone() for name, weight in moa.state_dict().items()}
+    begin_with_copying(moa)
+    assert all(torch.equal(before[name], weight) for name, weight in moa.state_dict().items())
+
+
+def test_new_paired_drafters_turn_slowly_and_say_so() -> None:
+    config = MoAConfig.from_target(TARGET, has_entry=True, paired=True)
+    assert config.rope == RopeConfig(theta=COPYING_THETA)
+    assert MoAConfig.from_hf(config.to_hf(), TARGET) == config
+    assert MoAConfig.from_target(TARGET).rope == TARGET.rope, "the paper's has its target's"
+    far = replace(TARGET, rope=RopeConfig(theta=5e6))
+    assert MoAConfig.from_target(far, has_entry=True, paired=True).rope == far.rope
