@@ -20,7 +20,7 @@ WIDTH="--sa-mlp 736 --ca-mlp 736"
 declare -A OPTIONS=(
   [moa]="$MOA $LSA $WIDTH"
   [moa-paired]="--method moa --sa-kv-heads 2 --ca-kv-heads 2 --lsa-kv-heads 2 --min-interval 4 --max-interval 10 --feature-weight 0 --staircase-until 0
-    --draws 3 --paired --lsa-mlp 16 --sa-mlp 96 --ca-mlp 1424"
+    --draws 5 --paired --lsa-mlp 16 --sa-mlp 96 --ca-mlp 1232"
   [moa-block]="$MOA $LSA --sa-mlp 416 --ca-mlp 416 --draft-block 9"
   [moa-n1]="$MOA $LSA $WIDTH --layers-inferred 1"
   [moa-without-lsa]="$MOA --sa-mlp 928 --ca-mlp 928 --without-lsa"

@@ -64,7 +64,8 @@ struct BlockDrafter : torch::CustomClassHolder {
     queries_ = sa_.output.size(1) * tiles::kPairs, groups_ = queries_ / (kv_heads * head_dim);
   }
 
-  // Trees of at most `nodes` nodes for each text of `texts` [4, B]: roots, and as in growth.Text starts, lengths and memory's ends.
+  // Trees of at most `nodes` nodes for each text of `texts` [5, B]: roots, and as in growth.Text starts, lengths, memory's ends and,
+  // not looked at, the tokens before the roots.
   // `caches` are the dense windows of SA's keys and values, of CA's and, for an entry, of memory itself; `sampling` is as in
   // growth.Sampling, or empty. Returns tokens, parents and probabilities [B, N] as in DraftTree.
   std::vector<at::Tensor> draft(
@@ -287,7 +288,7 @@ struct BlockDrafter : torch::CustomClassHolder {
   void check(
       const std::vector<at::Tensor>& caches, const at::Tensor& texts_tensor, const Texts& texts,
       const std::vector<at::Tensor>& sampling, int64_t depth, int64_t breadth, int64_t nodes) const {
-    TORCH_CHECK(texts.count > 0 && texts_tensor.size(0) == 4 && texts_tensor.is_contiguous(), "texts are [4, B]");
+    TORCH_CHECK(texts.count > 0 && texts_tensor.size(0) == 5 && texts_tensor.is_contiguous(), "texts are [5, B]");
     TORCH_CHECK(caches.size() == (has_entry() ? 3 : 2), "a drafter of ", has_entry() ? 3 : 2, " caches got ", caches.size());
     TORCH_CHECK(depth > 0 && depth <= block_ && nodes > 0, "trees of 1 to ", block_, " levels");
     TORCH_CHECK(breadth > 0 && std::max(breadth, growth::kCandidates) <= outputs_, "no more candidates than the head has outputs");

@@ -177,7 +177,7 @@ class MoAConfig:
     ``draft_block_size`` positions are drafted in one pass (see ``block``); 0 is the paper's way, level by level. For ablations:
     without ``reads_all_layers`` memory is a projection of the last layer's keys and values alone (no LSA), without
     ``attends_to_all_memory`` CA sees the newest memory only. ``has_entry``: see ``entry``; the paper's drafter has none. With
-    ``paired`` memory reads tokens and those that follow them (``entry.PairedEntry``), and what CA tells the LM head is normalised.
+    ``paired`` memory reads tokens and their neighbours (``entry.PairedEntry``), and what CA tells the LM head is normalised.
     ``rope_theta`` is the drafter's own RoPE base, None the target's.
     """
 

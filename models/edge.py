@@ -67,7 +67,7 @@ class EdgeMoA(DraftingMoA):
         size, heads, head_dim, eps = target.hidden_size, target.num_heads, target.head_dim, target.rms_norm_eps
         self.sa = DecoderLayer(size, heads, config.sa_num_kv_heads, head_dim, config.sa_intermediate_size, eps)
         self.ca = DecoderLayer(size, heads, 0, head_dim, config.ca_intermediate_size, eps)
-        self.entry = TokenEntry(size, eps) if config.has_entry else None
+        self.entry = TokenEntry(size, eps, paired=config.paired) if config.has_entry else None
         levels = config.draft_block_size
         self.block = BlockHead(size, levels, config.draft_block_intermediate_size, eps) if levels else None
         self.output_norm = RMSNorm(size, eps) if config.normalises_output else None

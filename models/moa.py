@@ -46,12 +46,15 @@ class DraftingMoA(nn.Module):
     draft_vocabulary: Tensor | None
     rotary: RotaryTable
 
-    def start(self, embeddings: Tensor, newest: Tensor | None) -> Tensor:
-        """The residual stream of drafted positions [n, E]: their embeddings, or by an entry, with their ``newest`` memory."""
+    def start(self, embeddings: Tensor, previous: Tensor | None, newest: Tensor | None) -> Tensor:
+        """The residual stream of drafted positions [n, E]: their embeddings, or by an entry, with their ``newest`` memory.
+
+        Where memory is paired, also with the embeddings ``previous`` to theirs; all [n, E].
+        """
         if self.entry is None:
             return embeddings
         assert newest is not None
-        return self.entry.of_tokens(embeddings) + newest
+        return self.entry.of_tokens(embeddings, previous) + newest
 
     def self_keys_values(self, embeddings: Tensor, rope: Rope) -> Tensor:
         """Token embeddings [n, E] -> SA's rotated keys and its values [n, 2·n_kv·d].
@@ -60,10 +63,12 @@ class DraftingMoA(nn.Module):
         """
         return keys_values(self.sa, embeddings, rope)
 
-    def attend_to_tokens(self, embeddings: Tensor, newest: Tensor | None, rope: Rope, attend: Attend) -> Tensor:
-        """SA on drafted positions: their embeddings, and for an entry their newest memory, [n, E] -> [n, E]."""
+    def attend_to_tokens(
+        self, embeddings: Tensor, previous: Tensor | None, newest: Tensor | None, rope: Rope, attend: Attend
+    ) -> Tensor:
+        """SA on drafted positions: their embeddings, and what ``start`` needs, [n, E] -> [n, E]."""
         attended = attend(*self.sa.project(self.sa.input_norm(embeddings), rope))
-        return self.sa.finish(self.start(embeddings, newest), attended)
+        return self.sa.finish(self.start(embeddings, previous, newest), attended)
 
     def cross_queries(self, x: Tensor, rope: Rope) -> Tensor:
         """SA's output [n, E] -> CA's rotated queries [n, h, d]."""
@@ -147,23 +152,23 @@ class MoA(DraftingMoA):
             raise ValueError("a drafter with an entry reads the target's final hidden states too")
         return memory + self.entry.of_target(hidden.to(memory.dtype))
 
-    def with_own(self, memory: Tensor, embeddings: Tensor) -> Tensor:
-        """Memory [n, E] of tokens with ``embeddings`` [n, E] -> with what it reads of them, where memory is paired."""
-        return memory + self.entry.of_own(embeddings) if isinstance(self.entry, PairedEntry) else memory
+    def with_own(self, memory: Tensor, embeddings: Tensor, previous: Tensor) -> Tensor:
+        """Paired memory of tokens with ``embeddings``, ``previous`` ones before them, all [n, E] -> with what it reads of both."""
+        assert isinstance(self.entry, PairedEntry)
+        return memory + self.entry.of_own(embeddings, previous)
 
     def with_following(self, memory: Tensor, embeddings: Tensor) -> Tensor:
         """The same of the tokens behind those, which makes it what CA reads: ``embeddings`` [n, E] are theirs."""
-        return memory + self.entry.of_following(embeddings) if isinstance(self.entry, PairedEntry) else memory
+        assert isinstance(self.entry, PairedEntry)
+        return memory + self.entry.of_following(embeddings)
 
-    def of_pairs(self, target: Llama, token_ids: Tensor, memory: Tensor) -> Tensor:
-        """Memory [B·S, E] of whole texts [B, S] -> what CA reads of them.
+    def of_pairs(self, memory: Tensor, embeddings: Tensor, previous: Tensor) -> Tensor:
+        """Memory [B·S, E] of whole texts, with embeddings as ``with_own`` has them [B, S, E] -> what CA reads of them.
 
-        Behind a text's last token stands 0, for nobody: only what comes after it sees its memory.
+        Behind a text's last token stands its first, for nobody: only what comes after it sees its memory.
         """
-        if not self.config.paired:
-            return memory
-        memory = self.with_own(memory, target.embed(token_ids.flatten()))
-        return self.with_following(memory, target.embed(F.pad(token_ids[:, 1:], (0, 1)).flatten()))
+        memory = self.with_own(memory, embeddings.flatten(0, 1), previous.flatten(0, 1))
+        return self.with_following(memory, embeddings.roll(-1, dims=1).flatten(0, 1))
 
     def _layer_rope(self, n: int, like: Tensor) -> Rope:
         """Rotations of layers 0 … L−1, once for each of n tokens; the table is kept, as serving asks for it at every step."""
@@ -200,12 +205,13 @@ class MoA(DraftingMoA):
         memory = self.memory(activations.kv.flatten(0, 1), activations.hidden.flatten(0, 1))
         self.rotary.reserve(length, memory)
         rope = self.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
-        embeddings = target.embed(token_ids.flatten())
-        memory = self.of_pairs(target, token_ids, memory)
+        embeddings, previous = target.embed(token_ids), target.embed(tokens_before(token_ids))
+        if self.config.paired:
+            memory = self.of_pairs(memory, embeddings, previous)
         last = torch.where(boundaries, torch.arange(length, device=token_ids.device), 0).cummax(dim=1).values
         newest = memory.view(batch, length, -1).gather(1, last.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).flatten(0, 1)
         attend = masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask)
-        hidden = self.attend_to_tokens(embeddings, newest, rope, attend)
+        hidden = self.attend_to_tokens(embeddings.flatten(0, 1), previous.flatten(0, 1), newest, rope, attend)
         queries = self.cross_queries(hidden, rope).unflatten(0, (batch, length))
         keys, values = self.cross_keys_values(memory, rope).view(batch, length, 2, -1, target_config.head_dim).unbind(2)
         attended = full_attention(queries, keys, values, ca_mask).flatten(0, 1)
@@ -228,6 +234,11 @@ class MoA(DraftingMoA):
             hidden = layer(hidden, rope, attend)
         out: Tensor = target.norm(hidden)
         return out.view(batch, length, -1)
+
+
+def tokens_before(token_ids: Tensor) -> Tensor:
+    """Whole texts [B, S] -> the tokens before theirs [B, S]: before a text's first stands 0."""
+    return F.pad(token_ids[:, :-1], (1, 0))
 
 
 def attention_over_layers(count: int, layer: DecoderLayer, device: torch.device) -> Attend:

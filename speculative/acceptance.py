@@ -75,24 +75,24 @@ def keep_paths(
 
     ``tapped`` [B·(N+1), taps·E] are of all rows.
     """
-    # Per row: slot, position, token, and where it stands in the cache now and from now on.
-    kept: list[tuple[int, int, int, int, int]] = []
+    # Per row: slot, position, token and the one before it, and where it stands in the cache now and from now on.
+    kept: list[tuple[int, int, int, int, int, int]] = []
     drafter_sees: list[int] = []
     for sequence, acceptance, straight in zip(batch, accepted, tree.straight or (False,) * len(batch), strict=True):
         if sequence.speculative:
             drafter_sees.extend(range(len(kept), len(kept) + len(acceptance.tokens)))
-        tokens = (sequence.tokens[-1], *acceptance.tokens)
+        tokens = (sequence.token_before(len(sequence.tokens) - 1), sequence.tokens[-1], *acceptance.tokens)
         for depth, row in enumerate((0, *acceptance.rows)):
             slot, position = sequence.slot, sequence.num_computed + depth
             final = cache.flat_row(slot, position)
             drafted = final if straight else cache.flat_row(slot, row - cache.scratch)
-            kept.append((slot, position, tokens[depth], drafted, final))
+            kept.append((slot, position, tokens[depth + 1], tokens[depth], drafted, final))
     if tree.num_rows == 1 and not drafter_sees:
         return None
     device = cache.data.device
-    # One tensor instead of five: making one costs more than its few numbers.
+    # One tensor instead of six: making one costs more than its few numbers.
     columns = torch.tensor([list(column) for column in zip(*kept, strict=True)], device=device)
-    slots, positions, token_ids, drafted_rows, final_rows = columns
+    slots, positions, token_ids, previous, drafted_rows, final_rows = columns
     if tree.num_rows > 1:
         cache.move_rows(drafted_rows, final_rows)
     if not drafter_sees:
@@ -100,5 +100,5 @@ def keep_paths(
     if tapped is not None:
         rows = [n * tree.num_rows + row for n, path in enumerate(accepted) for row in (0, *path.rows)]
         tapped = tapped.index_select(0, torch.tensor(rows, device=device))
-    verified = VerifiedTokens(slots, positions, token_ids, tapped)
+    verified = VerifiedTokens(slots, positions, token_ids, previous, tapped)
     return verified.only(torch.tensor(drafter_sees, device=device)) if len(drafter_sees) < len(kept) else verified

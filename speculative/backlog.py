@@ -98,18 +98,19 @@ def _within(most: int, sizes: list[int]) -> int:
 
 def _merged(steps: list[tuple[Many[Sequence], Tensor | None]]) -> list[VerifiedTokens]:
     """Steps as one, each sequence's tokens in line."""
-    told: list[tuple[int, int, int, int]] = []
+    told: list[tuple[int, int, int, int, int]] = []
     first = 0
     for batch, _ in steps:
         for row, sequence in enumerate(batch, first):
             position = sequence.num_computed - sequence.num_untold
             sequence.num_untold -= 1
             if sequence.slot >= 0 and sequence.speculative:
-                told.append((sequence.slot, position, sequence.tokens[position], row))
+                told.append((sequence.slot, position, sequence.tokens[position], sequence.token_before(position), row))
         first += len(batch)
     if not told:
         return []
     taps = [tapped for _, tapped in steps if tapped is not None]
     device = taps[0].device if taps else None
-    slots, positions, token_ids, rows = torch.tensor(sorted(told), device=device).T.contiguous().unbind()
-    return [VerifiedTokens(slots, positions, token_ids, torch.cat(taps).index_select(0, rows) if taps else None)]
+    slots, positions, token_ids, previous, rows = torch.tensor(sorted(told), device=device).T.contiguous().unbind()
+    tapped = torch.cat(taps).index_select(0, rows) if taps else None
+    return [VerifiedTokens(slots, positions, token_ids, previous, tapped)]

@@ -67,8 +67,8 @@ class ReplayedTrees:
 
     def _run(self, inputs: list[Tensor], span: int, shape: DraftShape) -> list[Tensor]:
         least_reach, texts, *settings = inputs
-        roots, starts, lengths, memory_ends = texts.unbind(1)
-        text, drafter = Text(starts, lengths, memory_ends, counting(span, texts.device)), self._drafter
+        roots, starts, lengths, memory_ends, previous = texts.unbind(1)
+        text, drafter = Text(starts, lengths, memory_ends, counting(span, texts.device), previous), self._drafter
         frontier = drafter.first_frontier(roots.unsqueeze(1), text)
         sampling = Sampling(*settings) if settings else None
         return list(drafter.drafted(frontier, text, sampling, shape, self._target_cache, least_reach))
@@ -82,8 +82,11 @@ class ReplayedMemory:
         self._replayed = Replayed(record)
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Token ids, slots and positions [n], and with an entry hidden states [n, E]; windows behind them are not looked at."""
-        inputs = inputs[: 4 if self._drafter.taps else 3]
+        """Token ids, the ones before them, slots and positions [n], and with an entry hidden states [n, E].
+
+        Windows behind them are not looked at.
+        """
+        inputs = inputs[: 5 if self._drafter.taps else 4]
         count = len(inputs[0])
         if count > MOST_REMEMBERED:
             return self._run(inputs)
@@ -92,6 +95,6 @@ class ReplayedMemory:
         return self._replayed(size, self._run, [padded(each, size) for each in inputs], self._drafter.device)
 
     def _run(self, inputs: list[Tensor]) -> list[Tensor]:
-        token_ids, slots, positions, *hidden = inputs
-        self._drafter.note(token_ids, slots, positions, hidden[0] if hidden else None, self._target_cache)
+        token_ids, previous, slots, positions, *hidden = inputs
+        self._drafter.note(token_ids, previous, slots, positions, hidden[0] if hidden else None, self._target_cache)
         return []

@@ -60,6 +60,10 @@ class Sequence:
         """Length of the prompt and of the output that the request came with."""
         return self.num_prompt_tokens + len(self.request.output_token_ids)
 
+    def token_before(self, position: int) -> int:
+        """The token before that at ``position``; before the first stands 0."""
+        return self.tokens[position - 1] if position else 0
+
     @property
     def speculative(self) -> bool:
         """Whether drafts are wanted, from here or elsewhere."""

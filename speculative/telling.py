@@ -40,12 +40,13 @@ class Telling:
         """
         if self.drafter is None or not sequence.speculative:
             return
-        begin = window_start(sequence, self._window)
-        first = max(0, begin - (sequence.num_computed - len(token_ids)))
+        begin, start = window_start(sequence, self._window), sequence.num_computed - len(token_ids)
+        first = max(0, begin - start)
         if first >= len(token_ids):
             return
         slots = torch.full_like(token_ids, sequence.slot)
-        verified = VerifiedTokens(slots, positions, token_ids, tapped, max(0, begin)).only(slice(first, None))
+        previous = torch.cat((token_ids.new_tensor([sequence.token_before(start)]), token_ids[:-1]))
+        verified = VerifiedTokens(slots, positions, token_ids, previous, tapped, max(0, begin)).only(slice(first, None))
         if self.drafting or sequence.request.remote:
             self._tell(*self._backlog.take(), verified)
         else:

@@ -98,8 +98,8 @@ def train_command(
         bool,
         typer.Option(
             "--paired",
-            help="Memory of a token reads the token and the one that follows it too, and the drafter learns to copy what stands "
-            "in the text. Goes with --feature-weight 0 --staircase-until 0 --draws 3.",
+            help="Memory of a token reads the token and its neighbours too, drafts read the token before theirs, and a drafter "
+            "learns to copy what stands in the text. Goes with --feature-weight 0 --staircase-until 0 --draws 5.",
             rich_help_panel=SIZES,
         ),
     ] = False,

@@ -1,8 +1,8 @@
 """How a drafter with paired memory begins: knowing how to copy.
 
-Copying takes three things at once: queries that say what the last token is, keys that say what a memory's own token is, and values
-that say what followed it. Each is of no use without the others, so a drafter that begins at random finds them late; one that begins
-with a rough version spends its training on the rest. (After mimetic initialisation, arXiv 2305.09828.)
+Copying takes three things at once: queries that say what the last two tokens are, keys that say which two a memory's are, and
+values that say what followed. Each is of no use without the others, so a drafter that begins at random finds them late; one that
+begins with a rough version spends its training on the rest. (After mimetic initialisation, arXiv 2305.09828.)
 """
 
 from __future__ import annotations
@@ -16,45 +16,47 @@ from models.entry import PairedEntry
 from models.layers import Linear
 from models.moa import MoA
 
-_SHARPNESS = 3.3
-"""How much more a query likes the key it looks for than others, in nats; twice that, in all heads, copied too surely."""
+_SHARPNESS = 2.5
+"""How much more a query likes a key for one token that it looks for, in nats; twice that, in all heads, copied too surely."""
 
 _SHARE = 0.5
 """How much of what is copied each query head adds."""
 
-_PARTS = 3
-"""What memory is made of, each as large: the target's final hidden state, its own token, and the following one."""
+_PARTS = 4
+"""What memory is made of, each as large: the target's final hidden state, its own token, and those before and behind it."""
 
 
 @torch.no_grad()
 def begin_with_copying(moa: MoA) -> None:
-    """Let the first KV head of CA find memory whose own token is the one that is drafted from, and say what followed there.
+    """Let the first KV head of CA find memory of the token that is drafted from, and of the one before it, and say what followed.
 
     Numbers come from PyTorch's global generator; a drafter without paired memory, or that sees the newest alone, stays as it is.
     """
     entry, ca = moa.entry, moa.ca
     if not isinstance(entry, PairedEntry) or not moa.config.attends_to_all_memory:
         return
+    assert entry.from_previous is not None
     token, own, following = (_turn(each) for each in (entry.from_token, entry.from_own, entry.from_following))
+    previous, before = _turn(entry.from_previous), _turn(entry.from_before)
     size, d = moa.config.target.hidden_size, ca.head_dim
     device = ca.qkv.weight.device
     # A key and its query are one vector then, whose square, divided by √d, is the sharpness.
-    what = math.sqrt(_SHARPNESS * _PARTS / (math.sqrt(d) * size)) * torch.randn(d, size, device=device)
+    what, what_before = math.sqrt(_SHARPNESS * _PARTS / (math.sqrt(d) * size)) * torch.randn(2, d, size, device=device)
     seen = torch.linalg.qr(torch.randn(size, d, device=device)).Q
     heads = ca.qkv.weight.view(-1, d, size)  # queries, keys, values
     output = ca.output.weight.view(size, -1, d)
-    heads[ca.num_heads] = what @ own.T
+    heads[ca.num_heads] = what @ own.T + what_before @ before.T
     heads[ca.num_heads + ca.num_kv_heads] = seen.T @ following.T
     # Heads are group-major: these are the first KV head's.
     for head in range(0, ca.num_heads, ca.num_kv_heads):
-        heads[head] = what @ token.T
+        heads[head] = what @ token.T + what_before @ previous.T
         output[:, head] = _SHARE * seen
 
 
 def _turn(linear: Linear) -> Tensor:
     """Make a projection [E, E] a rotation, as large as it is, and return it [E, E] at length 1.
 
-    Different rotations keep what a token is to itself, to its memory and to the memory before it apart.
+    Different rotations keep apart what a token is to itself, to its own memory and to its neighbours'.
     """
     weight = linear.weight
     rotation: Tensor = torch.linalg.qr(torch.randn_like(weight)).Q

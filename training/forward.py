@@ -17,7 +17,7 @@ from models.attention import masked_attention
 from models.block import BlockHead
 from models.layers import Rope, queries
 from models.llama import Llama, TargetActivations
-from models.moa import MoA, attention_over_layers
+from models.moa import MoA, attention_over_layers, tokens_before
 from training.masks import draft_depths, last_boundaries
 from training.rows import Padded
 
@@ -117,13 +117,18 @@ class DraftForward(nn.Module):
         own_rope = (rope[0].index_select(0, taken), rope[1].index_select(0, taken))
         embeddings = target.embed(token_ids.flatten())
         own = embeddings.index_select(0, taken)
-        memory = moa.of_pairs(target, token_ids, memory)
+        before: Tensor | None = None
+        if moa.config.paired:
+            previous = target.embed(tokens_before(token_ids))
+            memory = moa.of_pairs(memory, embeddings.view_as(previous), previous)
+            before = previous.flatten(0, 1).index_select(0, taken)
         texts = moa.self_keys_values(embeddings, rope).unflatten(0, (batch, length)).repeat(draws, 1, 1)
         seen, remembered = padded.mask_rows(sa_mask), padded.mask_rows(ca_mask)
         inputs = own
         if moa.block is not None:
             depths = draft_depths(boundaries).flatten().index_select(0, rows)
             inputs = _block_inputs(moa.block, own, depths)
+            before = None if before is None else _before_block_inputs(inputs, before, depths)
             # Of the text a block sees what is verified, and besides itself up to each position.
             block_of = padded.fill(last_boundaries(boundaries).flatten().index_select(0, rows))
             drafted = padded.fill(moa.self_keys_values(inputs, own_rope))
@@ -133,7 +138,7 @@ class DraftForward(nn.Module):
         if moa.entry is not None:
             row_starts = torch.arange(batch, device=rows.device).repeat(draws).unsqueeze(1) * length
             newest = memory.index_select(0, (last_boundaries(boundaries) + row_starts).flatten().index_select(0, rows))
-        hidden = moa.sa.finish(moa.start(inputs, newest), padded.attend(queries(moa.sa, inputs, own_rope), texts, seen))
+        hidden = moa.sa.finish(moa.start(inputs, before, newest), padded.attend(queries(moa.sa, inputs, own_rope), texts, seen))
         memories = moa.cross_keys_values(memory, rope).unflatten(0, (batch, length)).repeat(draws, 1, 1)
         out = moa.leave(hidden, padded.attend(queries(moa.ca, hidden, own_rope), memories, remembered))
         return out if moa.block is None else _block_states(moa.block, out, own, depths)
@@ -160,6 +165,11 @@ class DraftForward(nn.Module):
 def _block_inputs(block: BlockHead, own: Tensor, depths: Tensor) -> Tensor:
     """What enters SA at wanted rows [R, E]: a root's own embedding, further on stand-ins."""
     return torch.where((depths == 0).unsqueeze(1), own, block.stand_ins.index_select(0, (depths - 1).clamp(min=0)).to(own.dtype))
+
+
+def _before_block_inputs(inputs: Tensor, before: Tensor, depths: Tensor) -> Tensor:
+    """What stands before them [R, E]: before roots the token that does, ``before`` [R, E], further on the block's own input."""
+    return torch.where((depths == 0).unsqueeze(1), before, inputs.roll(1, dims=0))
 
 
 def _block_states(block: BlockHead, features: Tensor, own: Tensor, depths: Tensor) -> Tensor:

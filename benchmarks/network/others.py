@@ -153,7 +153,8 @@ class EagleOnEdge(_OnEdge):
         """Keep them, and the layer's keys and values; nothing is known before the first of a window."""
         first = int(received.positions[0])
         begin, self._end = first if first > self._end else 0, int(received.positions[-1]) + 1
-        verified = VerifiedTokens(received.slots, received.positions, received.token_ids, begin=begin)
+        unread = torch.zeros_like(received.token_ids)  # EAGLE's layer does not ask what came before a token
+        verified = VerifiedTokens(received.slots, received.positions, received.token_ids, unread, begin=begin)
         self.inner.remember(verified, received.crossing.to(self.inner.dtype))
 
 
@@ -173,8 +174,9 @@ class ModelOnEdge(_OnEdge):
         first = common_prefix(self._read, text)
         if first < len(text):
             token_ids, positions = torch.tensor(text[first:]), torch.arange(first, len(text))
+            previous = torch.tensor([sequence.token_before(position) for position in range(first, len(text))])
             own_cache = self.inner.cache  # the target's is elsewhere, and this drafter does not read it
-            self.inner.extend(VerifiedTokens(torch.zeros_like(positions), positions, token_ids), own_cache)
+            self.inner.extend(VerifiedTokens(torch.zeros_like(positions), positions, token_ids, previous), own_cache)
         self._read = text
         sequence.num_computed = len(text)
         return super().propose(sequences, shape, target_cache)

@@ -21,20 +21,22 @@ from speculative.tree import DraftTree
 class VerifiedTokens:
     """Tokens that the target has just run, whose keys and values stand in its cache; all [n], sequences mixed.
 
-    ``tapped`` [n, taps·E] are the outputs of the layers that the drafter has asked for with ``taps``; None for none. The drafter
-    is told of no token before position ``begin``; a prompt's come a sequence at a time, and others say 0.
+    ``previous`` are the tokens before them, 0 before a text's first. ``tapped`` [n, taps·E] are the outputs of the layers that the
+    drafter has asked for with ``taps``; None for none. The drafter is told of no token before position ``begin``; a prompt's come a
+    sequence at a time, and others say 0.
     """
 
     slots: Tensor
     positions: Tensor
     token_ids: Tensor
+    previous: Tensor
     tapped: Tensor | None = None
     begin: int = 0
 
     def only(self, rows: Tensor | slice) -> VerifiedTokens:
         """Some of them."""
         tapped = None if self.tapped is None else self.tapped[rows]
-        return VerifiedTokens(self.slots[rows], self.positions[rows], self.token_ids[rows], tapped, self.begin)
+        return VerifiedTokens(self.slots[rows], self.positions[rows], self.token_ids[rows], self.previous[rows], tapped, self.begin)
 
 
 class TargetEnds(Protocol):

@@ -58,13 +58,14 @@ class Text(NamedTuple):
     """What drafts follow: where texts end (``lengths`` [B]) and from where on a drafter reads them (``starts`` [B]).
 
     What comes of the target, memory, is there up to ``memory_ends`` [B]: less far only where the target is elsewhere.
-    ``columns`` [S] are the positions 0, 1, … to look at.
+    ``columns`` [S] are the positions 0, 1, … to look at, ``previous`` [B] the tokens before the roots.
     """
 
     starts: Tensor
     lengths: Tensor
     memory_ends: Tensor
     columns: Tensor
+    previous: Tensor
 
 
 class Sampling(NamedTuple):
@@ -97,6 +98,13 @@ class Level(NamedTuple):
     place: Place
     temperature: Tensor
     sampling: Sampling | None
+
+
+def tokens_before(level: Level) -> Tensor:
+    """The tokens before the frontier's [B, w]: their parents, or before a root the text's."""
+    frontier, grown = level.frontier, level.grown
+    parents = grown.tokens.gather(1, grown.parents.gather(1, frontier.numbers))
+    return torch.where(frontier.numbers == 0, level.text.previous.unsqueeze(1), parents)
 
 
 def candidates(level: Level, logits: Tensor, draft_vocabulary: Tensor | None, breadth: int) -> tuple[Tensor, Tensor]:

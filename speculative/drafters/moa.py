@@ -66,7 +66,8 @@ class MoADrafter(MoATreeDrafter):
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""
-        token_ids, slots, positions, hidden = verified.token_ids, verified.slots, verified.positions, verified.tapped
+        token_ids, previous, hidden = verified.token_ids, verified.previous, verified.tapped
+        slots, positions = verified.slots, verified.positions
         if self.remember is not None:
             tokens, tapped = torch.stack((token_ids, slots, positions)), [] if hidden is None else [hidden.contiguous()]
             scratches = [target_cache.scratch, *(each.scratch for each in self.caches)]
@@ -75,9 +76,9 @@ class MoADrafter(MoATreeDrafter):
             return
         if remember := self.compiled.get("remember"):
             windows = (layer for kv in (target_cache, *self.caches) for layer in kv.window(0, kv.num_slots))
-            remember([token_ids, slots, positions, *(() if hidden is None else (hidden,)), *windows])
+            remember([token_ids, previous, slots, positions, *(() if hidden is None else (hidden,)), *windows])
             return
-        self.note(token_ids, slots, positions, hidden, target_cache)
+        self.note(token_ids, previous, slots, positions, hidden, target_cache)
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """As in TreeDrafter."""
@@ -93,11 +94,19 @@ class MoADrafter(MoATreeDrafter):
         rows = tuple(each.flat_rows(slots, positions) for each in self.caches)
         self.network.pair(token_ids, positions, self.caches, rows)
 
-    def note(self, token_ids: Tensor, slots: Tensor, positions: Tensor, hidden: Tensor | None, target_cache: KVCache) -> None:
+    def note(
+        self,
+        token_ids: Tensor,
+        previous: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        hidden: Tensor | None,
+        target_cache: KVCache,
+    ) -> None:
         """As ``extend``, by the network itself: all [n], the target's final hidden states [n, E] for an entry."""
         kv = target_cache.gather(target_cache.flat_rows(slots, positions))
         rows = tuple(each.flat_rows(slots, positions) for each in self.caches)
-        self.network.remember(token_ids, positions, kv, hidden, self.caches, rows)
+        self.network.remember(token_ids, previous, positions, kv, hidden, self.caches, rows)
 
     def memory(self, slot: int, first: int, end: int) -> tuple[Tensor, Tensor | None]:
         """CA's keys and values [n, 2·n_kv·d] of positions ``first`` … ``end``, and with an entry the newest memory [1, E].

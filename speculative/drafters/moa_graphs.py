@@ -121,6 +121,7 @@ class _Remember(nn.Module):
     def forward(
         self,
         token_ids: Tensor,
+        previous: Tensor,
         slots: Tensor,
         positions: Tensor,
         tapped: Tensors,
@@ -130,7 +131,7 @@ class _Remember(nn.Module):
         kv = self.target.window(target).gather(self.target.rows(slots, positions))
         rows = tuple(each.rows(slots, positions) for each in self.caches)
         hidden = tapped[0] if tapped else None
-        self.network.remember(token_ids, positions, kv, hidden, _windows(self.caches, windows), rows)
+        self.network.remember(token_ids, previous, positions, kv, hidden, _windows(self.caches, windows), rows)
         return positions  # a graph must return something
 
 
@@ -163,7 +164,7 @@ def drafting_graphs(drafter: MoATreeDrafter) -> list[Graph]:
     frontier = Frontier(integers, torch.zeros(batch, width), integers.clone(), inherited)
     numbered = torch.zeros(batch, candidates, dtype=torch.long)
     grown = Candidates(torch.randn(batch, candidates), numbered, numbered.clone())
-    text = Text(torch.tensor([0, 2]), torch.tensor([7, 9]), torch.tensor([7, 9]), torch.arange(span))
+    text = Text(torch.tensor([0, 2]), torch.tensor([7, 9]), torch.tensor([7, 9]), torch.arange(span), torch.tensor([3, 5]))
     place = Place(torch.tensor([1]), torch.tensor([1]))
     ones, temperature = torch.ones(batch), torch.ones(1)
     sampling = Sampling(text.lengths.clone(), ones == 1, ones, text.lengths.clone(), ones.clone(), ones.clone())
@@ -209,9 +210,9 @@ def _remember_graph(drafter: MoADrafter, target_cache: KVCache) -> Graph:
     numbers = torch.arange(tokens)
     tapped = tuple(torch.zeros(tokens, network.target.config.hidden_size, dtype=network.target.dtype) for _ in drafter.taps)
     windows, cache_sizes = _example_windows(drafter)
-    inputs = (numbers, numbers.clone(), numbers.clone(), tapped, _window(target_cache, 96), windows)
+    inputs = (numbers, numbers.clone(), numbers.clone(), numbers.clone(), tapped, _window(target_cache, 96), windows)
     counted = ({0: DYNAMIC},)
-    sizes = (*counted * 3, counted * len(tapped), _WINDOW_SIZES * target_cache.num_layers, cache_sizes)
+    sizes = (*counted * 4, counted * len(tapped), _WINDOW_SIZES * target_cache.num_layers, cache_sizes)
     return Graph("remember", _Remember(network, target, caches), inputs, sizes, settings=f"{target} {caches}")
 
 

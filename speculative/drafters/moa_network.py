@@ -15,7 +15,7 @@ from models.attention import AttentionPlan, additive, cached_attention
 from models.kv_cache import KVCache, KVWindow
 from models.moa import DraftingMoA, MoA
 from speculative.drafters.base import TargetEnds
-from speculative.drafters.growth import Candidates, Frontier, Level, Text, expand
+from speculative.drafters.growth import Candidates, Frontier, Level, Text, expand, tokens_before
 
 DraftCaches = Sequence[KVCache | KVWindow]
 """What drafting keeps of verified tokens: SA's and CA's keys and values, and for an entry a third, memory itself, a row a token."""
@@ -42,7 +42,8 @@ class DraftNetwork(nn.Module):
         """SA and CA on the frontier: what enters the head (or the borrowed layers) [B·w, E]."""
         frontier, text, place = level.frontier, level.text, level.place
         inputs = self._embed(frontier.tokens.flatten())
-        return self._attend(inputs, frontier.inherited, place.depth, place.row, text, caches)
+        before = self._embed(tokens_before(level).flatten()) if self.moa.config.paired else None
+        return self._attend(inputs, before, frontier.inherited, place.depth, place.row, text, caches)
 
     @torch.no_grad()
     def _known(self) -> tuple[Tensor | None, Tensor | None]:
@@ -65,9 +66,12 @@ class DraftNetwork(nn.Module):
         block, batch = self.moa.block, roots.shape[0]
         assert block is not None
         inputs = torch.cat((self._embed(roots), block.stand_ins.expand(batch, -1, -1)), dim=1)
+        before: Tensor | None = None
+        if self.moa.config.paired:
+            before = torch.cat((self._embed(text.previous.unsqueeze(1)), inputs[:, :-1]), dim=1).flatten(0, 1)
         depths = torch.arange(block.size, device=roots.device)
         seen = additive(depths <= depths.unsqueeze(1), self.dtype).expand(batch, -1, -1)
-        features = self._attend(inputs.flatten(0, 1), seen, depths, depths[:1], text, caches)
+        features = self._attend(inputs.flatten(0, 1), before, seen, depths, depths[:1], text, caches)
         return torch.cat((features, block.of_positions(features)), dim=-1).view(batch, block.size, -1)
 
     def states(self, level: Level, known: Tensor) -> Tensor:
@@ -84,10 +88,13 @@ class DraftNetwork(nn.Module):
         # A root may be any token: its state is its feature.
         return torch.where(depth == 0, here, block.step(frontier.inherited, tokens + positions, here))
 
-    def _attend(self, inputs: Tensor, seen: Tensor, depths: Tensor, row: Tensor, text: Text, caches: DraftCaches) -> Tensor:
+    def _attend(
+        self, inputs: Tensor, before: Tensor | None, seen: Tensor, depths: Tensor, row: Tensor, text: Text, caches: DraftCaches
+    ) -> Tensor:
         """SA and CA on drafted positions [B·w, E], ``depths`` [1] or [w] behind the text, from SA's scratch row ``row`` [1] on.
 
-        ``seen`` [B, w, scratch] is an additive mask of the scratch rows.
+        ``before`` [B·w, E], where memory is paired, is what stands before each; ``seen`` [B, w, scratch] is an additive mask of the
+        scratch rows.
         """
         moa, (sa, ca, *memories), (batch, width, _) = self.moa, caches, seen.shape
         positions = (text.lengths.unsqueeze(1) + depths).expand(-1, width).flatten()
@@ -100,7 +107,7 @@ class DraftNetwork(nn.Module):
         mask = mask.repeat_interleave(moa.sa.num_heads // moa.sa.num_kv_heads, dim=2)
         plan = AttentionPlan(0, batch, width, positions, write.flatten(), mask)
         newest = self._newest(text, memories[0]).repeat_interleave(width, dim=0) if memories else None
-        hidden = moa.attend_to_tokens(inputs, newest, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
+        hidden = moa.attend_to_tokens(inputs, before, newest, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
         if moa.config.attends_to_all_memory:
             remembered = additive((text.columns >= starts) & (text.columns < memory_ends), self.dtype)
         else:
@@ -147,6 +154,7 @@ class MoANetwork(DraftNetwork):
     def remember(
         self,
         token_ids: Tensor,
+        previous: Tensor,
         positions: Tensor,
         kv: Tensor,
         hidden: Tensor | None,
@@ -155,13 +163,15 @@ class MoANetwork(DraftNetwork):
     ) -> None:
         """Write what drafting needs of n verified tokens: CA's keys and values of their memory, SA's of their embeddings.
 
-        ``kv`` [n, L, E_kv] are the target's keys and values, ``hidden`` [n, E] its final hidden states, which an entry reads;
-        ``rows`` [n] are the places in each of the ``caches``.
+        ``previous`` [n] are the tokens before them, ``kv`` [n, L, E_kv] the target's keys and values, ``hidden`` [n, E] its final
+        hidden states, which an entry reads; ``rows`` [n] are the places in each of the ``caches``.
         """
         moa = self.moa
         rope = moa.rotary(positions)
         embeddings = self._embed(token_ids)
-        memory = moa.with_own(moa.memory(kv.to(moa.to_memory.weight.dtype), hidden).to(self.dtype), embeddings)
+        memory = moa.memory(kv.to(moa.to_memory.weight.dtype), hidden).to(self.dtype)
+        if moa.config.paired:
+            memory = moa.with_own(memory, embeddings, self._embed(previous))
         (sa, ca, *memories), (in_sa, in_ca, *in_memories) = caches, rows
         sa.write(0, in_sa, moa.self_keys_values(embeddings, rope))
         for cache, places in zip(memories, in_memories, strict=True):

@@ -21,8 +21,8 @@ from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
 DraftTrees = Callable[[list[Tensor], Tensor, list[Tensor], int, int, int, float, float], Many[Tensor]]
-"""Caches' windows, texts [4, B] (roots, starts, lengths, memory's ends), sampling settings or none, depth, breadth, nodes, least
-reach and temperature (as in DraftShape) -> tokens, parents and probabilities [B, N] as in DraftTree."""
+"""Caches' windows, texts [5, B] (roots, starts, lengths, memory's ends, tokens before the roots), sampling settings or none, depth,
+breadth, nodes, least reach and temperature (as in DraftShape) -> tokens, parents and probabilities [B, N] as in DraftTree."""
 
 _HOPELESS = 2000.0
 """What makes a node less likely than any that is drafted, and still leaves float32 a node and its parent apart."""
@@ -89,7 +89,7 @@ class TreeDrafter(ABC):
         # One tensor for all: making one costs more than its few numbers.
         lengths = [each.num_computed for each in sequences]
         starts = [window_start(each, self.window) for each in sequences]
-        texts = torch.tensor([[each.tokens[-1] for each in sequences], starts, lengths, lengths])
+        texts = torch.tensor([[each.tokens[-1] for each in sequences], starts, lengths, lengths, _previous(sequences)])
         texts[3] = self.memory_ends(texts[2])
         limits = (shape.depth, shape.breadth, shape.nodes, shape.min_reach, shape.temperature)
         return tree_of(self.trees(self.windows(len(sequences)), texts, list(sampling or ()), *limits), sequences, shape)
@@ -134,10 +134,10 @@ class TreeDrafter(ABC):
     def text(self, sequences: Many[Sequence]) -> Text:
         """What is known of sequences in consecutive slots from 0."""
         longest = max(sequence.num_computed for sequence in sequences)
-        # One tensor for both: making one costs more than its few numbers.
+        # One tensor for all: making one costs more than its few numbers.
         ends = [[window_start(each, self.window) for each in sequences], [each.num_computed for each in sequences]]
-        starts, lengths = torch.tensor(ends, device=self.device).unbind()
-        return Text(starts, lengths, self.memory_ends(lengths), counting(span_of(self.caches[0], longest), self.device))
+        starts, lengths, previous = torch.tensor([*ends, _previous(sequences)], device=self.device).unbind()
+        return Text(starts, lengths, self.memory_ends(lengths), counting(span_of(self.caches[0], longest), self.device), previous)
 
     def memory_ends(self, lengths: Tensor) -> Tensor:
         """As in Text, for texts of ``lengths`` [B]: beside its target a drafter knows all."""
@@ -155,6 +155,11 @@ class TreeDrafter(ABC):
         rows = counting(min(nodes, grown.tokens.shape[1] - 1) + 1, grown.tokens.device)
         best = self.compiled.get("tree")
         return best([*grown, rows]) if best else list(best_tree(grown, rows))
+
+
+def _previous(sequences: Many[Sequence]) -> list[int]:
+    """The tokens before the last."""
+    return [each.token_before(len(each.tokens) - 1) for each in sequences]
 
 
 def tree_of(best: Many[Tensor], sequences: Many[Sequence], shape: DraftShape) -> DraftTree:

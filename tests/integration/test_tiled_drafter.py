@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,13 +100,14 @@ def verified(count: int) -> VerifiedTokens:
     generator = torch.Generator().manual_seed(count)
     slots, positions = torch.arange(count) % 3, torch.randperm(150, generator=generator)[:count]
     hidden = torch.randn(count, CONFIG.hidden_size, generator=generator).bfloat16()
-    return VerifiedTokens(slots, positions, torch.randint(3, CONFIG.vocab_size, (count,), generator=generator), hidden)
+    token_ids, previous = torch.randint(3, CONFIG.vocab_size, (2, count), generator=generator)
+    return VerifiedTokens(slots, positions, token_ids, previous, hidden)
 
 
 def told(drafter: MoADrafter, tokens: VerifiedTokens) -> None:
     cache = filled(drafter.target.new_cache(4, 40, LENGTH))
     hidden = None if drafter.network.moa.entry is None or tokens.tapped is None else tokens.tapped.to(drafter.target.dtype)
-    drafter.extend(VerifiedTokens(tokens.slots, tokens.positions, tokens.token_ids, hidden), cache)
+    drafter.extend(replace(tokens, tapped=hidden), cache)
 
 
 @pytest.mark.parametrize("count", [1, 4, 100])
@@ -166,14 +168,14 @@ def test_what_does_not_belong_together_is_refused(drafters: tuple[MoADrafter, Mo
     drafter = drafters[0]
     trees, windows = drafter.trees, [cache.window(0, 1)[0] for cache in drafter.caches]
     assert trees is not None
-    for texts, said in [([[160], [0], [9], [9]], "no token 160"), ([[5], [0], [LENGTH + 1], [9]], "ends lie outside")]:
+    for texts, said in [([[160], [0], [9], [9], [3]], "no token 160"), ([[5], [0], [LENGTH + 1], [9], [3]], "ends lie outside")]:
         with pytest.raises(RuntimeError, match=said):
             trees(windows, torch.tensor(texts), [], SIZE, 4, 12, 0.0, 1.0)
     with pytest.raises(RuntimeError, match="trees of 1 to 6 levels"):
-        trees(windows, torch.tensor([[5], [0], [9], [9]]), [], SIZE + 1, 4, 12, 0.0, 1.0)
+        trees(windows, torch.tensor([[5], [0], [9], [9], [3]]), [], SIZE + 1, 4, 12, 0.0, 1.0)
     tokens = verified(2)
     with pytest.raises(RuntimeError, match="no slot 9"):
-        told(drafter, VerifiedTokens(tokens.slots + 9, tokens.positions, tokens.token_ids, tokens.tapped))
+        told(drafter, replace(tokens, slots=tokens.slots + 9))
 
 
 @pytest.mark.parametrize(

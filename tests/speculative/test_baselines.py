@@ -11,6 +11,7 @@ from models.eagle import ARCHITECTURE
 from models.errors import CheckpointError
 from models.llama import Llama
 from models.loader import load_eagle, load_target
+from models.moa import tokens_before
 from models.plans import prefill_plan
 from models.saving import save_eagle
 from speculative.drafters.base import VerifiedTokens
@@ -51,16 +52,16 @@ def test_eagle_serves_what_was_trained(target: Llama, generation: int, known: in
     for start, end in ((0, known // 2), (known // 2, known)):
         plan = prefill_plan(cache, target.config.groups, 0, start, end)
         _, seen = target.forward_tapped(text[0, start:end], plan, cache, drafter.taps)
-        drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, start:end], seen), cache)
+        slots, previous = torch.zeros_like(plan.positions), tokens_before(text)[0, start:end]
+        drafter.extend(VerifiedTokens(slots, plan.positions, text[0, start:end], previous, seen), cache)
     lengths, none = torch.tensor([known]), torch.zeros(1, 1, dtype=torch.long)
     inherited = drafter.inherited(lengths)
     for depth in range(STEPS):
         frontier = Frontier(text[:, known + depth : known + depth + 1], torch.zeros(1, 1), none, inherited)
         where = Place(torch.tensor([depth]), torch.tensor([depth]))
         grown = Candidates(torch.zeros(1, 1), none, none)
-        level = Level(
-            frontier, grown, Text(torch.zeros_like(lengths), lengths, lengths, torch.arange(64)), where, torch.ones(1), None
-        )
+        told = Text(torch.zeros_like(lengths), lengths, lengths, torch.arange(64), text[:, known - 1])
+        level = Level(frontier, grown, told, where, torch.ones(1), None)
         inherited = drafter.grow(level, None, 1, cache)[2].inherited
         # Position known + depth, in the step that is as many guesses deep.
         torch.testing.assert_close(inherited[0, 0, drafter.scratch :], trained[depth][depth], atol=1e-5, rtol=1e-5)
@@ -70,11 +71,12 @@ def test_eagle_serves_what_was_trained(target: Llama, generation: int, known: in
 @pytest.mark.parametrize("kind", ["entry", "paired", "ablation"])
 @pytest.mark.parametrize(("known", "window"), [(1, None), (7, None), (7, 3)])
 def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, window: int | None) -> None:
+    """A chain along the true text behind ``known`` verified tokens."""
     moa = random_moa(**MOA_KINDS[kind])
     start = known - (window or known)
-    text = torch.randint(3, 150, (1, known + 3))
+    text = torch.randint(3, 150, (1, known + STEPS + 2))
     wanted = torch.zeros_like(text, dtype=torch.bool)
-    wanted[:, known] = True
+    wanted[:, known : known + STEPS] = True
     staircase, newest_only = torch.zeros(1, dtype=torch.bool), not moa.config.attends_to_all_memory
     masks = (self_attention_mask(~wanted, staircase), cross_attention_mask(~wanted, newest_only=newest_only))
     for mask in masks:
@@ -85,17 +87,23 @@ def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, windo
     drafter = MoADrafter(moa, target, 1, 64, DraftShape(STEPS, 1, STEPS), window)
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
     _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
-    told = VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known], seen)
+    slots, previous = torch.zeros_like(plan.positions), tokens_before(text)[0, :known]
+    told = VerifiedTokens(slots, plan.positions, text[0, :known], previous, seen)
     drafter.extend(told.only(torch.arange(start, known)), cache)
-    lengths, none = torch.tensor([known]), torch.zeros(1, 1, dtype=torch.long)
+    lengths = torch.tensor([known])
     if moa.config.paired:
         places = tuple(kept.flat_rows(torch.zeros_like(lengths), lengths) for kept in drafter.caches)
         drafter.network.pair(text[0, known : known + 1], lengths, drafter.caches, places)
-    frontier = Frontier(text[:, known : known + 1], torch.zeros(1, 1), none, drafter.inherited(lengths))
-    root = Place(torch.tensor([0]), torch.tensor([0]))
-    grown = Candidates(torch.zeros(1, 1), none, none)
-    level = Level(frontier, grown, Text(torch.tensor([start]), lengths, lengths, torch.arange(64)), root, torch.ones(1), None)
-    torch.testing.assert_close(drafter.network.feature(level, drafter.caches), trained, atol=1e-5, rtol=1e-5)
+    where = Text(torch.tensor([start]), lengths, lengths, torch.arange(64), text[:, known - 1])
+    for depth in range(STEPS):
+        chain = text[:, known : known + depth + 1]
+        numbers = torch.arange(depth + 1).unsqueeze(0)
+        grown = Candidates(torch.zeros(1, depth + 1), chain, (numbers - 1).clamp(min=0))
+        mask = torch.full((1, 1, drafter.scratch), float("-inf"))
+        mask[..., : depth + 1] = 0.0
+        frontier = Frontier(chain[:, -1:], torch.zeros(1, 1), numbers[:, -1:], mask)
+        level = Level(frontier, grown, where, Place(torch.tensor([depth]), torch.tensor([depth])), torch.ones(1), None)
+        torch.testing.assert_close(drafter.network.feature(level, drafter.caches)[0], trained[depth], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

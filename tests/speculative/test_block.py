@@ -12,7 +12,7 @@ from models.config import MoAConfig
 from models.errors import CheckpointError
 from models.llama import Llama
 from models.loader import load_drafter, load_target
-from models.moa import MoA
+from models.moa import MoA, tokens_before
 from models.plans import prefill_plan
 from models.saving import save_drafter
 from speculative.drafters.base import VerifiedTokens
@@ -54,11 +54,13 @@ def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int) 
     drafter = MoADrafter(moa, target, 1, 64, DraftShape(SIZE, 2, 8))
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
     _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
-    drafter.extend(VerifiedTokens(torch.zeros_like(plan.positions), plan.positions, text[0, :known], seen), cache)
+    slots, previous = torch.zeros_like(plan.positions), tokens_before(text)[0, :known]
+    drafter.extend(VerifiedTokens(slots, plan.positions, text[0, :known], previous, seen), cache)
     if moa.config.paired:
         places = tuple(kept.flat_rows(torch.tensor([0]), torch.tensor([known])) for kept in drafter.caches)
         drafter.network.pair(text[0, known : known + 1], torch.tensor([known]), drafter.caches, places)
-    network, where = drafter.network, Text(torch.tensor([0]), torch.tensor([known]), torch.tensor([known]), torch.arange(64))
+    network, lengths = drafter.network, torch.tensor([known])
+    where = Text(torch.tensor([0]), lengths, lengths, torch.arange(64), text[:, known - 1])
     features = network.block(text[:, known : known + 1], where, drafter.caches)
     nothing = torch.zeros(1, 1)
     states = torch.zeros(1, 1, target.config.hidden_size)

@@ -20,6 +20,7 @@ from models.edge_saving import write_bundle
 from models.errors import CheckpointError
 from models.int8 import Int8Linear, quantize
 from models.loader import load_drafter, load_target
+from models.moa import tokens_before
 from models.saving import save_drafter, save_target
 from speculative.config import EngineConfig
 from speculative.detokenizer import Detokenizer
@@ -128,11 +129,14 @@ def test_a_bundle_holds_what_drafts_and_nothing_else(export: Callable[..., Path]
     assert parts <= {"embedding", "lm_head", "sa", "ca", "entry", "output_norm", "block", "draft_vocabulary"}
     assert {name for name in stored if name.startswith("drafter.entry.")} <= {
         "drafter.entry.from_token.weight",
+        "drafter.entry.from_previous.weight",
         "drafter.entry.token_norm.weight",
     }
     assert stored["drafter.ca.qkv.weight"].shape == (moa.ca.q_size, target.config.hidden_size)
     extras = [module for module in (moa.sa, moa.ca, moa.block, moa.output_norm) if module is not None]
-    extras += [] if moa.entry is None else [moa.entry.token_norm, moa.entry.from_token]
+    if moa.entry is not None:
+        read = (moa.entry.token_norm, moa.entry.from_token, moa.entry.from_previous)
+        extras += [module for module in read if module is not None]
     count = sum(parameter.numel() for module in extras for parameter in module.parameters())
     count -= moa.ca.kv_size * target.config.hidden_size
     count += 2 * target.embedding.weight.numel()
@@ -247,9 +251,11 @@ def test_beyond_its_memory_an_edge_drafts_as_trained(
     sequence.num_computed = known + beyond
     if known:
         positions, slots = torch.arange(known), torch.zeros(known, dtype=torch.long)
-        own, following = (target.embed(text[0, first : first + known]) for first in (0, 1))
-        memory = moa.with_own(moa.memory(truth.kv[0, :known], truth.hidden[0, :known]), own)
-        memory = moa.with_following(memory, following)
+        memory = moa.memory(truth.kv[0, :known], truth.hidden[0, :known])
+        if moa.config.paired:
+            beginning = text[:, :known]
+            memory = moa.with_own(memory, target.embed(beginning[0]), target.embed(tokens_before(beginning)[0]))
+            memory = moa.with_following(memory, target.embed(text[0, 1 : known + 1]))
         moa.rotary.reserve(64, memory)
         crossing = moa.cross_keys_values(memory, moa.rotary(positions))
         edge.extend(ReceivedMemory(slots, positions, text[0, :known], crossing, slots[:1], memory[-1:]))

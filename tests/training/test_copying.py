@@ -30,7 +30,7 @@ def fresh(**sizes: int) -> MoA:
 
 @torch.no_grad()
 def rank_of_what_followed(moa: MoA, target: Llama, texts: Tensor, at: Tensor) -> float:
-    """Mean rank, over texts [B, S] whose last token stood ``at`` [B] before, of what followed there; nothing else is told of it."""
+    """Mean rank, over texts [B, S] whose last tokens stood ``at`` [B] before, of what followed there; nothing else says so."""
     boundaries = torch.ones_like(texts, dtype=torch.bool)
     boundaries[:, -1] = False
     seen = torch.ones(texts.shape[1], texts.shape[1], dtype=torch.bool).tril().expand(len(texts), 1, -1, -1)
@@ -44,22 +44,22 @@ def rank_of_what_followed(moa: MoA, target: Llama, texts: Tensor, at: Tensor) ->
 
 @pytest.fixture
 def texts() -> tuple[Tensor, Tensor]:
-    """Random texts of 9 tokens, all different but for the last, and where that stood before."""
+    """Random texts of 10 tokens, all different but for the last two, and where the second of those stood before."""
     torch.manual_seed(0)
-    texts = torch.stack([torch.randperm(256)[:9] for _ in range(100)])
-    at = torch.randint(7, (100,))
-    texts[:, -1] = texts.gather(1, at.unsqueeze(1))[:, 0]
+    texts = torch.stack([torch.randperm(256)[:10] for _ in range(200)])
+    at = torch.randint(1, 7, (200,))
+    texts[:, -2:] = texts.gather(1, torch.stack((at - 1, at), dim=1))
     return texts, at
 
 
-def test_an_untrained_drafter_says_what_followed_the_last_token_before(texts: tuple[Tensor, Tensor]) -> None:
+def test_an_untrained_drafter_says_what_followed_the_last_tokens_before(texts: tuple[Tensor, Tensor]) -> None:
     target = Llama(TARGET).requires_grad_(False)
     torch.nn.init.normal_(target.lm_head.weight)
     target.embedding.weight.copy_(target.lm_head.weight)
     moa = fresh(paired=True)
     by_chance = rank_of_what_followed(moa, target, *texts)
     begin_with_copying(moa)
-    assert rank_of_what_followed(moa, target, *texts) < by_chance / 2
+    assert rank_of_what_followed(moa, target, *texts) < 0.75 * by_chance
 
 
 @pytest.mark.parametrize("sizes", [{}, {"paired": True, "attends_to_all_memory": False}], ids=["no pairs", "newest memory alone"])
