@@ -221,6 +221,7 @@ def train_command(
     with several threads when others use them too.
     """
     given = options.settings(locals())
+    options.check_installed("train")
     from training.config import TrainConfig
     from training.run import train
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,6 +111,13 @@ ShardTarget = Annotated[
 def settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A command's arguments as a configuration's."""
     return {name.rstrip("_"): value for name, value in arguments.items() if (name, value) != ("cache", None)}
+
+
+def check_installed(command: str) -> None:
+    """End the command with a message where what it trains with is missing."""
+    if find_spec("accelerate") is None:
+        typer.echo(f"moaserve {command} needs accelerate, which a server does without: pip install 'moaserve[train]'", err=True)
+        raise typer.Exit(2)
 
 
 def say(text: str) -> None:

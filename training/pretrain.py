@@ -83,6 +83,7 @@ def pretrain_command(
     Several processes: accelerate launch --multi_gpu --num_processes 2 --no_python moaserve pretrain --data … --accumulate 2
     """
     given = options.settings(locals())
+    options.check_installed("pretrain")
     from training.config import PretrainConfig
     from training.run import pretrain
 

@@ -57,6 +57,7 @@ def activations_command(
     Example: moaserve activations --target ./my-model --data chats.jsonl.gz --valid others.jsonl.gz --out activations
     """
     given = options.settings(locals())
+    options.check_installed("activations")
     from training.activations.config import ActivationsConfig
     from training.activations.run import make
 
