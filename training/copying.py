@@ -39,10 +39,9 @@ def begin_with_copying(moa: MoA) -> None:
     token, own, following = (_turn(each) for each in (entry.from_token, entry.from_own, entry.from_following))
     previous, before = _turn(entry.from_previous), _turn(entry.from_before)
     size, d = moa.config.target.hidden_size, ca.head_dim
-    device = ca.qkv.weight.device
     # A key and its query are one vector then, whose square, divided by √d, is the sharpness.
-    what, what_before = math.sqrt(_SHARPNESS * _PARTS / (math.sqrt(d) * size)) * torch.randn(2, d, size, device=device)
-    seen = torch.linalg.qr(torch.randn(size, d, device=device)).Q
+    what, what_before = math.sqrt(_SHARPNESS * _PARTS / (math.sqrt(d) * size)) * torch.randn(2, d, size)
+    seen = torch.linalg.qr(torch.randn(size, d)).Q
     heads = ca.qkv.weight.view(-1, d, size)  # queries, keys, values
     output = ca.output.weight.view(size, -1, d)
     heads[ca.num_heads] = what @ own.T + what_before @ before.T

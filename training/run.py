@@ -120,9 +120,9 @@ def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus 
 
 def _moa(config: TrainConfig, target: Llama) -> MoA:
     if config.init_from is None:
-        fresh = MoA(MoAConfig.from_target(target.config, **config.sizes)).to(target.device)
-        begin_with_copying(fresh)
-        return fresh
+        fresh = MoA(MoAConfig.from_target(target.config, **config.sizes))
+        begin_with_copying(fresh)  # on the CPU, so that a seed means the same on every device
+        return fresh.to(target.device)
     trained = load_drafter(config.init_from, target.config, dtype=torch.float32, device=target.device)
     # N = 0 is also what the command says when nothing was asked for.
     sizes = {name: size for name, size in config.sizes.items() if size or isinstance(size, bool)}
