@@ -20,7 +20,7 @@ ARCHITECTURES = {
 COPYING_THETA = 1e6
 """Least RoPE base of new drafters that copy: with a small one only a few dimensions of a head can tell tokens apart from afar.
 
-Measured with heads of 48 and texts of 1,024 tokens: docs/results/drafters.md, "Copying".
+Measured with heads of 48 and texts of 1,024 tokens: docs/results/drafters.md, "Copying from the start".
 """
 
 

@@ -205,13 +205,14 @@ class MoA(DraftingMoA):
         memory = self.memory(activations.kv.flatten(0, 1), activations.hidden.flatten(0, 1))
         self.rotary.reserve(length, memory)
         rope = self.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
-        embeddings, previous = target.embed(token_ids), target.embed(tokens_before(token_ids))
+        embeddings, before = target.embed(token_ids), None
         if self.config.paired:
-            memory = self.of_pairs(memory, embeddings, previous)
+            previous = target.embed(tokens_before(token_ids))
+            memory, before = self.of_pairs(memory, embeddings, previous), previous.flatten(0, 1)
         last = torch.where(boundaries, torch.arange(length, device=token_ids.device), 0).cummax(dim=1).values
         newest = memory.view(batch, length, -1).gather(1, last.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).flatten(0, 1)
         attend = masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask)
-        hidden = self.attend_to_tokens(embeddings.flatten(0, 1), previous.flatten(0, 1), newest, rope, attend)
+        hidden = self.attend_to_tokens(embeddings.flatten(0, 1), before, newest, rope, attend)
         queries = self.cross_queries(hidden, rope).unflatten(0, (batch, length))
         keys, values = self.cross_keys_values(memory, rope).view(batch, length, 2, -1, target_config.head_dim).unbind(2)
         attended = full_attention(queries, keys, values, ca_mask).flatten(0, 1)

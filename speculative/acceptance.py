@@ -81,7 +81,7 @@ def keep_paths(
     for sequence, acceptance, straight in zip(batch, accepted, tree.straight or (False,) * len(batch), strict=True):
         if sequence.speculative:
             drafter_sees.extend(range(len(kept), len(kept) + len(acceptance.tokens)))
-        tokens = (sequence.token_before(len(sequence.tokens) - 1), sequence.tokens[-1], *acceptance.tokens)
+        tokens = (sequence.token_before(sequence.num_computed), sequence.tokens[-1], *acceptance.tokens)
         for depth, row in enumerate((0, *acceptance.rows)):
             slot, position = sequence.slot, sequence.num_computed + depth
             final = cache.flat_row(slot, position)

@@ -100,7 +100,7 @@ class Level(NamedTuple):
     sampling: Sampling | None
 
 
-def tokens_before(level: Level) -> Tensor:
+def frontier_previous(level: Level) -> Tensor:
     """The tokens before the frontier's [B, w]: their parents, or before a root the text's."""
     frontier, grown = level.frontier, level.grown
     parents = grown.tokens.gather(1, grown.parents.gather(1, frontier.numbers))

@@ -15,7 +15,7 @@ from models.attention import AttentionPlan, additive, cached_attention
 from models.kv_cache import KVCache, KVWindow
 from models.moa import DraftingMoA, MoA
 from speculative.drafters.base import TargetEnds
-from speculative.drafters.growth import Candidates, Frontier, Level, Text, expand, tokens_before
+from speculative.drafters.growth import Candidates, Frontier, Level, Text, expand, frontier_previous
 
 DraftCaches = Sequence[KVCache | KVWindow]
 """What drafting keeps of verified tokens: SA's and CA's keys and values, and for an entry a third, memory itself, a row a token."""
@@ -42,7 +42,7 @@ class DraftNetwork(nn.Module):
         """SA and CA on the frontier: what enters the head (or the borrowed layers) [B·w, E]."""
         frontier, text, place = level.frontier, level.text, level.place
         inputs = self._embed(frontier.tokens.flatten())
-        before = self._embed(tokens_before(level).flatten()) if self.moa.config.paired else None
+        before = self._embed(frontier_previous(level).flatten()) if self.moa.config.paired else None
         return self._attend(inputs, before, frontier.inherited, place.depth, place.row, text, caches)
 
     @torch.no_grad()

@@ -89,7 +89,8 @@ class TreeDrafter(ABC):
         # One tensor for all: making one costs more than its few numbers.
         lengths = [each.num_computed for each in sequences]
         starts = [window_start(each, self.window) for each in sequences]
-        texts = torch.tensor([[each.tokens[-1] for each in sequences], starts, lengths, lengths, _previous(sequences)])
+        previous = [each.token_before(each.num_computed) for each in sequences]
+        texts = torch.tensor([[each.tokens[-1] for each in sequences], starts, lengths, lengths, previous])
         texts[3] = self.memory_ends(texts[2])
         limits = (shape.depth, shape.breadth, shape.nodes, shape.min_reach, shape.temperature)
         return tree_of(self.trees(self.windows(len(sequences)), texts, list(sampling or ()), *limits), sequences, shape)
@@ -135,8 +136,8 @@ class TreeDrafter(ABC):
         """What is known of sequences in consecutive slots from 0."""
         longest = max(sequence.num_computed for sequence in sequences)
         # One tensor for all: making one costs more than its few numbers.
-        ends = [[window_start(each, self.window) for each in sequences], [each.num_computed for each in sequences]]
-        starts, lengths, previous = torch.tensor([*ends, _previous(sequences)], device=self.device).unbind()
+        told = [(window_start(each, self.window), each.num_computed, each.token_before(each.num_computed)) for each in sequences]
+        starts, lengths, previous = torch.tensor(told, device=self.device).T.contiguous().unbind()
         return Text(starts, lengths, self.memory_ends(lengths), counting(span_of(self.caches[0], longest), self.device), previous)
 
     def memory_ends(self, lengths: Tensor) -> Tensor:
@@ -155,11 +156,6 @@ class TreeDrafter(ABC):
         rows = counting(min(nodes, grown.tokens.shape[1] - 1) + 1, grown.tokens.device)
         best = self.compiled.get("tree")
         return best([*grown, rows]) if best else list(best_tree(grown, rows))
-
-
-def _previous(sequences: Many[Sequence]) -> list[int]:
-    """The tokens before the last."""
-    return [each.token_before(len(each.tokens) - 1) for each in sequences]
 
 
 def tree_of(best: Many[Tensor], sequences: Many[Sequence], shape: DraftShape) -> DraftTree:

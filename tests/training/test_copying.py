@@ -4,24 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.config import COPYING_THETA, DecoderConfig, MoAConfig, RopeConfig
+from models.config import COPYING_THETA, MoAConfig, RopeConfig
 from models.llama import Llama
 from models.moa import MoA
 from training.copying import begin_with_copying
 
-TARGET = DecoderConfig(
-    architecture="llama",
-    vocab_size=256,
-    hidden_size=192,
-    intermediate_size=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=48,
-    rms_norm_eps=1e-5,
-    max_position_embeddings=128,
-    rope=RopeConfig(),
-)
+from . import tiny
+
+TARGET = replace(tiny.TARGET, vocab_size=256, hidden_size=192, head_dim=48)
 
 
 def fresh(**sizes: int) -> MoA:

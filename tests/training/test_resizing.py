@@ -3,24 +3,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.config import DecoderConfig, MoAConfig, RopeConfig
+from models.config import MoAConfig
 from models.moa import MoA
 from training.errors import ConfigError
 from training.resizing import resized
 
-TARGET = DecoderConfig(
-    architecture="llama",
-    vocab_size=64,
-    hidden_size=16,
-    intermediate_size=32,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=4,
-    rms_norm_eps=1e-5,
-    max_position_embeddings=64,
-    rope=RopeConfig(),
-)
+from .tiny import TARGET
 
 
 @pytest.fixture
