@@ -16,9 +16,9 @@ _PROMPTS, _MAX_TOKENS, _MAX_PROMPT_TOKENS = 32, 128, 768
 @functools.wraps(train_command)
 def train(**arguments: Any) -> None:
     """Train, then decode held-out prompts with the new drafter and print its acceptance length."""
-    from training import processes
-
     train_command(**arguments)
+    from training import processes  # needs what a server does without, of which the command before has told
+
     if not processes.is_main():
         return
     target, out = arguments["target"], str(arguments["out"])
