@@ -3,6 +3,7 @@
 SA and CA run once over the root and ``size − 1`` learned stand-ins; they know the text, but not which tokens are proposed on the
 way. The head adds that, one small network a level: after the root's, a level's state comes from its parent's state, the token
 proposed there and the position's feature. (Masked positions as in DFlash, arXiv 2602.06036, with a sequential head over them.)
+Where memory is paired, levels copy too: see ``copying``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.config import MoAConfig
+from models.copying import CopyingHead
 from models.layers import Linear, RMSNorm
 
 
@@ -18,10 +21,10 @@ class BlockHead(nn.Module):
     """What a block drafter has besides LSA, SA and CA: ``stand_ins`` [size − 1, E], and the step from level to level.
 
     The step is a gated MLP of three inputs side by side; what tokens and positions contribute is told apart from what the parent's
-    state does, since the former is known before a level is reached.
+    state does, since the former is known before a level is reached. ``copying``, where there is one, finds what is copied.
     """
 
-    def __init__(self, hidden_size: int, size: int, intermediate_size: int, eps: float) -> None:
+    def __init__(self, hidden_size: int, size: int, intermediate_size: int, eps: float, copying: CopyingHead | None) -> None:
         super().__init__()
         self.size, self.intermediate_size = size, intermediate_size
         self.stand_ins = nn.Parameter(torch.empty(size - 1, hidden_size))
@@ -32,6 +35,7 @@ class BlockHead(nn.Module):
         self.from_token = Linear(hidden_size, 2 * intermediate_size)
         self.from_feature = Linear(hidden_size, 2 * intermediate_size)
         self.down = Linear(intermediate_size, hidden_size)
+        self.copying = copying
         nn.init.normal_(self.stand_ins, std=0.02)
         nn.init.zeros_(self.down.weight)  # at first a level's state is its feature
 
@@ -48,8 +52,19 @@ class BlockHead(nn.Module):
     def step(self, states: Tensor, contributions: Tensor, features: Tensor) -> Tensor:
         """Parents' states, what nodes and positions contribute together [n, 2I], positions' features -> the nodes' states [n, E].
 
-        The root's state is its feature; a state is what enters the LM head.
+        To ``features`` belongs what a node has copied. The root's state is its feature; a state is what enters the LM head.
         """
         gate, up = (self.from_state(self.state_norm(states)) + contributions).split(self.intermediate_size, dim=-1)
         out: Tensor = features + self.down(F.silu(gate) * up)
         return out
+
+
+def block_head(config: MoAConfig) -> BlockHead | None:
+    """What a drafter of this configuration has besides LSA, SA and CA, if anything."""
+    if not config.draft_block_size:
+        return None
+    target = config.target
+    eps, copying = target.rms_norm_eps, None
+    if config.copies:
+        copying = CopyingHead(target.hidden_size, target.num_heads // config.ca_num_kv_heads, target.head_dim, eps)
+    return BlockHead(target.hidden_size, config.draft_block_size, config.draft_block_intermediate_size, eps, copying)

@@ -4,7 +4,11 @@
 // What is computed stands in moa_network.py and growth.py; the weights are bfloat16, and the streams of residuals and states float32.
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/custom_class.h>
+
+#include <optional>
 
 #include "cached_attention.h"
 #include "tiled_layers.h"
@@ -38,34 +42,40 @@ struct StepGate {
 // Where texts end and what is known of them, each [B].
 struct Texts {
   int64_t count;
-  const int64_t *roots, *starts, *lengths, *memory_ends;
+  const int64_t *roots, *starts, *lengths, *memory_ends, *previous;
 
   explicit Texts(const at::Tensor& texts)
       : count(texts.size(1)), roots(texts.const_data_ptr<int64_t>()), starts(roots + count), lengths(starts + count),
-        memory_ends(lengths + count) {}
+        memory_ends(lengths + count), previous(memory_ends + count) {}
 };
 
 struct BlockDrafter : torch::CustomClassHolder {
   // `tensors`: embedding, cosines and sines [positions, d/2], the head, the ids [K] that its outputs stand for, what these tokens
   // contribute to a step [K, 2I], the stand-ins; the block's norm of states and their weight, its norm of features and their
-  // weight, and what leads down; SA's six (as a decoder's layer), CA's six (only the queries of its first weight); and if there is
-  // an entry, its norm and weight. Gates and what they let through stand in turns of 16, in what tokens contribute too.
+  // weight, and what leads down; SA's six (as a decoder's layer), CA's six (only the queries of its first weight); if there is
+  // an entry, its norm and weight; and where memory is paired, the entry's weight for the tokens before, and of what copies: what
+  // its queries take from the head's tokens and from those before [K, q] each, its norm and weight for tokens before the head's
+  // outputs are known, roots, and what leads from its q outputs to states. Gates and what they let through stand in turns of 16, in
+  // what tokens contribute too; q is filled up with zeros to whole panels in weights.
   BlockDrafter(std::vector<at::Tensor> tensors, int64_t kv_heads, int64_t head_dim, double eps)
       : tensors_(std::move(tensors)), kv_heads_(kv_heads), head_dim_(head_dim), eps_(eps) {
     TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
-    TORCH_CHECK(tensors_.size() == 24 || tensors_.size() == 26, "a block drafter has 24 tensors, with an entry 26");
+    TORCH_CHECK(
+        tensors_.size() == 24 || tensors_.size() == 26 || tensors_.size() == 32,
+        "a block drafter has 24 tensors, with an entry 26, where memory is paired 32");
     for (const at::Tensor& tensor : tensors_) TORCH_CHECK(tensor.is_contiguous(), "weights are dense");
     const auto layer = [&](size_t i) {
       return tiles::Layer{tensors_[i], tensors_[i + 1], tensors_[i + 2], tensors_[i + 3], tensors_[i + 4], tensors_[i + 5]};
     };
     sa_ = layer(12), ca_ = layer(18);
     size_ = embedding().size(1), block_ = stand_ins().size(0) + 1, outputs_ = ids().size(0), step_ = of_known().size(1);
-    stays_near_ = head().nbytes() + from_state().nbytes() + down().nbytes() <= kSecondLevel;
+    stays_near_ = head().nbytes() + from_state().nbytes() + down().nbytes() + (paired() ? from_copied().nbytes() : 0) <= kSecondLevel;
     queries_ = sa_.output.size(1) * tiles::kPairs, groups_ = queries_ / (kv_heads * head_dim);
+    if (paired()) TORCH_CHECK(copied_tokens().size(1) == groups_ * head_dim, "what copies asks the first KV head");
   }
 
-  // Trees of at most `nodes` nodes for each text of `texts` [5, B]: roots, and as in growth.Text starts, lengths, memory's ends and,
-  // not looked at, the tokens before the roots.
+  // Trees of at most `nodes` nodes for each text of `texts` [5, B]: roots, and as in growth.Text starts, lengths, memory's ends and
+  // the tokens before the roots.
   // `caches` are the dense windows of SA's keys and values, of CA's and, for an entry, of memory itself; `sampling` is as in
   // growth.Sampling, or empty. Returns tokens, parents and probabilities [B, N] as in DraftTree.
   std::vector<at::Tensor> draft(
@@ -85,8 +95,11 @@ struct BlockDrafter : torch::CustomClassHolder {
     std::vector<growth::Sampling> settings = settings_of(sampling, texts.count);
     std::vector<growth::Tree> trees(texts.count);
     Levels levels(*this, texts.count * breadth);
+    std::optional<Copying> copying;
+    if (paired()) copying.emplace(*this, texts, caches[1], breadth);
     for (int64_t level = 0; level < positions; ++level) {
       next_states(level, positions, trees, features, of_positions, levels);
+      if (copying && level > 0) copying->add(level, trees, levels);
       const float* row = logits_of(levels, stays_near_ && level > 0);
       double reach = 0.0;
       for (int64_t text = 0; text < texts.count; ++text) {
@@ -115,6 +128,10 @@ struct BlockDrafter : torch::CustomClassHolder {
   const at::Tensor& from_feature() const { return tensors_[10]; }
   const at::Tensor& down() const { return tensors_[11]; }
   bool has_entry() const { return tensors_.size() > 24; }
+  bool paired() const { return tensors_.size() > 26; }
+  const at::Tensor& copied_tokens() const { return tensors_[27]; }
+  const at::Tensor& copied_previous() const { return tensors_[28]; }
+  const at::Tensor& from_copied() const { return tensors_[31]; }
 
   // Features [B·positions, E] of the roots and the stand-ins behind them.
   at::Tensor run_block(const std::vector<at::Tensor>& caches, const Texts& texts, int64_t positions) const {
@@ -161,7 +178,8 @@ struct BlockDrafter : torch::CustomClassHolder {
     for (int64_t i = 0; i < size; i += head_dim_) tiles::rotate(from + i, cos, sin, half, to + i);
   }
 
-  // What the stream starts from with an entry: the tokens' projection and the text's newest memory, in the place of embeddings.
+  // What the stream starts from with an entry: the tokens' projection and the text's newest memory, in the place of embeddings, and
+  // where memory is paired the projection of what stands before them.
   void enter(const at::Tensor& memories, const Texts& texts, int64_t positions, float* stream, const at::Tensor& normed) const {
     tiles::normalize(stream, tensors_[24], eps_, normed);
     const auto* memory = memories.const_data_ptr<BFloat16>();
@@ -172,11 +190,29 @@ struct BlockDrafter : torch::CustomClassHolder {
         std::fill_n(to, size_, 0.0f);
         continue;
       }
-      // An edge keeps the newest alone.
-      const int64_t newest = std::min(end, memories.size(1)) - 1;
+      // Paired, it stands in the root's row, as that of its own token lacks the root; an edge keeps the newest alone.
+      const int64_t newest = std::min(paired() ? end : end - 1, memories.size(1) - 1);
       tiles::embed(memory + (text * memories.size(1) + newest) * size_, size_, to);
     }
     tiles::product(tiles::rows_of(normed), tiles::Panels(tensors_[25]), tiles::AddToStream{stream, size_});
+    if (!paired()) return;
+    const at::Tensor before = at::empty_like(normed);
+    auto* to = before.data_ptr<BFloat16>();
+    for (int64_t row = 0; row < texts.count * positions; ++row, to += size_) {
+      if (row % positions == 0) {
+        norm_of_token(texts.previous[row / positions], tensors_[24], to);
+      } else {
+        std::copy_n(numbers(normed) + (row - 1) * size_, size_, to);
+      }
+    }
+    tiles::product(tiles::rows_of(before), tiles::Panels(tensors_[26]), tiles::AddToStream{stream, size_});
+  }
+
+  // A token's embedding, normalised.
+  AMX void norm_of_token(int64_t token, const at::Tensor& weight, BFloat16* to) const {
+    std::vector<float> wide(size_);
+    tiles::embed(numbers(embedding()) + token * size_, size_, wide.data());
+    tiles::norm(wide.data(), numbers(weight), eps_, size_, to);
   }
 
   // Additive masks [B, 1, 1, S] of a cache's tokens from the texts' starts to their `ends`; SA's scratch rows stay hidden.
@@ -250,6 +286,67 @@ struct BlockDrafter : torch::CustomClassHolder {
     tiles::product(levels.first_of(levels.gated), tiles::Panels(down(), near), tiles::AddToStream{stream, size_});
   }
 
+  // What levels copy: nodes ask CA's first KV head for their token and the one before it, and what they find joins their states.
+  class Copying {
+   public:
+    Copying(const BlockDrafter& drafter, const Texts& texts, const at::Tensor& cache, int64_t breadth)
+        : drafter_(drafter), texts_(texts), cache_(cache), mask_(drafter.text_mask(cache, texts, texts.memory_ends)),
+          width_(drafter.copied_tokens().size(1)) {
+      const int64_t whole = drafter.from_copied().size(1) * tiles::kPairs;
+      const auto options = drafter.embedding().options();
+      of_roots_ = at::empty({texts.count, whole}, options.dtype(at::kFloat)), found_ = at::zeros({texts.count * breadth, whole}, options);
+      const at::Tensor normed = at::empty({texts.count, drafter.size_}, options);
+      for (int64_t text = 0; text < texts.count; ++text) {
+        drafter.norm_of_token(texts.roots[text], drafter.tensors_[29], normed.data_ptr<BFloat16>() + text * drafter.size_);
+      }
+      tiles::product(tiles::rows_of(normed), tiles::Panels(drafter.tensors_[30]), tiles::ToFloats{of_roots_.data_ptr<float>(), whole});
+    }
+
+    // Adds what the open nodes of a level below the root's find to the level's states.
+    void add(int64_t level, const std::vector<growth::Tree>& trees, Levels& levels) {
+      const int64_t width = levels.rows / texts_.count, parents = static_cast<int64_t>(outputs_.size()) / texts_.count;
+      const at::Tensor queries = at::empty({levels.rows, width_}, found_.options());
+      std::vector<int64_t> outputs(levels.rows);
+      for (int64_t row = 0; row < levels.rows; ++row) {
+        const int64_t text = row / width;
+        const growth::Open& node = trees[text].open()[row % width];
+        outputs[row] = node.output;
+        BFloat16* to = queries.data_ptr<BFloat16>() + row * width_;
+        ask(node.output, level == 1 ? -1 : outputs_[text * parents + node.parent], text, to);
+        drafter_.rotate(to, width_, texts_.lengths[text] + level, to);
+      }
+      outputs_ = std::move(outputs);
+      const at::Tensor mask = mask_.expand({-1, -1, width * drafter_.groups_, -1});
+      const at::Tensor attended = cached_attention(queries, cache_, mask, drafter_.kv_heads_, sight_of(mask), 1);
+      for (int64_t row = 0; row < levels.rows; ++row) {
+        std::copy_n(numbers(attended) + row * width_, width_, found_.data_ptr<BFloat16>() + row * found_.size(1));
+      }
+      const tiles::Panels weight(drafter_.from_copied(), drafter_.stays_near_ && level > 1);
+      tiles::product(levels.first_of(found_), weight, tiles::AddToStream{levels.states.data_ptr<float>(), drafter_.size_});
+    }
+
+   private:
+    // Queries of a token and the one before it, by the head's outputs; -1 is the root, which may be any token.
+    AMX void ask(int64_t token, int64_t previous, int64_t text, BFloat16* to) const {
+      const BFloat16* own = numbers(drafter_.copied_tokens()) + token * width_;
+      const BFloat16* before = numbers(drafter_.copied_previous()) + previous * width_;
+      const float* root = of_roots_.const_data_ptr<float>() + text * of_roots_.size(1);
+      const __mmask16 all = tiles::first(tiles::kTile);
+      for (int64_t i = 0; i < width_; i += tiles::kTile) {
+        const __m512 other = previous < 0 ? _mm512_loadu_ps(root + i) : tiles::widen(all, before + i);
+        tiles::narrow(all, to + i, _mm512_add_ps(tiles::widen(all, own + i), other));
+      }
+    }
+
+    const BlockDrafter& drafter_;
+    const Texts& texts_;
+    const at::Tensor& cache_;
+    const at::Tensor mask_;
+    const int64_t width_;
+    at::Tensor of_roots_, found_;   // the latter filled up with zeros to whole panels
+    std::vector<int64_t> outputs_;  // of the level before
+  };
+
   // The head's outputs [B·w, K] for the level's states.
   const float* logits_of(const Levels& levels, bool near) const {
     const auto* states = levels.states.const_data_ptr<float>();
@@ -303,7 +400,9 @@ struct BlockDrafter : torch::CustomClassHolder {
           "a cache has other sizes");
     }
     for (int64_t text = 0; text < texts.count; ++text) {
-      TORCH_CHECK(texts.roots[text] >= 0 && texts.roots[text] < embedding().size(0), "no token ", texts.roots[text]);
+      for (const int64_t token : {texts.roots[text], paired() ? texts.previous[text] : 0}) {
+        TORCH_CHECK(token >= 0 && token < embedding().size(0), "no token ", token);
+      }
       TORCH_CHECK(
           texts.starts[text] >= 0 && texts.lengths[text] >= 0 && texts.lengths[text] + block_ <= tensors_[1].size(0) &&
               texts.lengths[text] + block_ <= caches[0].size(1) && texts.memory_ends[text] >= 0 &&

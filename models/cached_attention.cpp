@@ -24,23 +24,24 @@
 
 namespace {
 
+// There are queries for the first `asked` of the KV heads.
 struct Shape {
-  int64_t batch, rows, span, kv_heads, head_dim;
+  int64_t batch, rows, span, kv_heads, head_dim, asked;
 };
 
-Shape checked(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads) {
+Shape checked(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads, int64_t asked) {
   TORCH_CHECK(queries.dim() == 2 && kv.dim() == 3 && mask.dim() == 4 && kv_heads > 0, "cached_attention: wrong dimensions");
-  const Shape shape{kv.size(0), mask.size(2), mask.size(3), kv_heads, kv.size(2) / (2 * kv_heads)};
+  const Shape shape{kv.size(0), mask.size(2), mask.size(3), kv_heads, kv.size(2) / (2 * kv_heads), asked};
   TORCH_CHECK(
       mask.size(0) == shape.batch && mask.size(1) == 1 && shape.span <= kv.size(1) && kv.size(2) == 2 * kv_heads * shape.head_dim &&
-          queries.numel() == shape.batch * shape.rows * kv_heads * shape.head_dim,
+          asked <= kv_heads && queries.numel() == shape.batch * shape.rows * asked * shape.head_dim,
       "cached_attention: queries, cache and mask do not belong together");
   return shape;
 }
 
 at::Tensor by_pytorch(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s) {
-  const auto lined_up = queries.reshape({s.batch, s.rows, s.kv_heads, s.head_dim}).transpose(1, 2);
-  const auto halves = kv.narrow(1, 0, s.span).unflatten(2, {2, s.kv_heads, s.head_dim});
+  const auto lined_up = queries.reshape({s.batch, s.rows, s.asked, s.head_dim}).transpose(1, 2);
+  const auto halves = kv.narrow(1, 0, s.span).unflatten(2, {2, s.kv_heads, s.head_dim}).narrow(3, 0, s.asked);
   const auto keys = halves.select(2, 0).transpose(1, 2), values = halves.select(2, 1).transpose(1, 2);
   const auto out = at::scaled_dot_product_attention(lined_up, keys, values, mask);
   return out.transpose(1, 2).reshape_as(queries);
@@ -425,15 +426,15 @@ void by_tiles(
   const auto* kv_data = kv.const_data_ptr<at::BFloat16>();
   const auto* mask_data = mask.const_data_ptr<at::BFloat16>();
   auto* out_data = out.data_ptr<at::BFloat16>();
-  const int64_t query_row = s.kv_heads * s.head_dim, kv_text = kv.stride(0), kv_row = kv.stride(1);
+  const int64_t query_row = s.asked * s.head_dim, kv_text = kv.stride(0), kv_row = kv.stride(1);
   const int64_t mask_text = mask.stride(0), mask_row = mask.stride(2);
   const int64_t groups = groups_of(s.rows), blocks = blocks_of(s.span);
   const int64_t cost = s.span * (s.rows > kTile ? 2 : 1);
-  at::parallel_for(0, s.batch * s.kv_heads * groups, std::max<int64_t>(1, kSmallest / cost), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, s.batch * s.asked * groups, std::max<int64_t>(1, kSmallest / cost), [&](int64_t begin, int64_t end) {
     tiles::configure();
     Values values(blocks, s.head_dim / kTile, groups > 1);
     for (int64_t index = begin; index < end; ++index) {
-      const int64_t group = index % groups, head = index / groups % s.kv_heads, text = index / groups / s.kv_heads;
+      const int64_t group = index % groups, head = index / groups % s.asked, text = index / groups / s.asked;
       const int64_t first = group * 2 * kTile, offset = (text * s.rows + first) * query_row + head * s.head_dim;
       if (group == 0) values.forget();
       Task task(
@@ -478,8 +479,9 @@ Sight sight_of(const at::Tensor& mask) {
 }
 
 at::Tensor cached_attention(
-    const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads, const Sight& sight) {
-  const Shape shape = checked(queries, kv, mask, kv_heads);
+    const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads, const Sight& sight,
+    int64_t asked) {
+  const Shape shape = checked(queries, kv, mask, kv_heads, asked > 0 ? asked : kv_heads);
 #ifdef MOASERVE_AMX
   if (suits_tiles(queries, kv, mask, shape)) {
     at::Tensor out = at::empty_like(queries);
@@ -491,7 +493,7 @@ at::Tensor cached_attention(
 }
 
 at::Tensor cached_attention(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads) {
-  checked(queries, kv, mask, kv_heads);
+  checked(queries, kv, mask, kv_heads, kv_heads);
   return cached_attention(queries, kv, mask, kv_heads, sight_of(mask));
 }
 

@@ -177,7 +177,8 @@ class MoAConfig:
     ``draft_block_size`` positions are drafted in one pass (see ``block``); 0 is the paper's way, level by level. For ablations:
     without ``reads_all_layers`` memory is a projection of the last layer's keys and values alone (no LSA), without
     ``attends_to_all_memory`` CA sees the newest memory only. ``has_entry``: see ``entry``; the paper's drafter has none. With
-    ``paired`` memory reads tokens and their neighbours (``entry.PairedEntry``), and what CA tells the LM head is normalised.
+    ``paired`` memory reads tokens and their neighbours (``entry.PairedEntry``), what CA tells the LM head is normalised, and a
+    block's levels copy (``copying``).
     ``rope_theta`` is the drafter's own RoPE base, None the target's.
     """
 
@@ -227,6 +228,11 @@ class MoAConfig:
     def normalises_output(self) -> bool:
         """Whether what leaves CA is normalised: a block's head and borrowed layers have norms of their own."""
         return self.paired and not self.draft_block_size and not self.target_layer_inference
+
+    @property
+    def copies(self) -> bool:
+        """Whether a block's levels look for their tokens in memory: without pairs that would not say what followed."""
+        return self.paired and self.draft_block_size > 0
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], target: DecoderConfig) -> MoAConfig:

@@ -1,9 +1,11 @@
 // What a drafter keeps of verified tokens, in one call: layer self-attention over the target's keys and values, CA's keys and values
-// of the memory that comes of it, and SA's of the tokens' embeddings.
+// of the memory that comes of it, and SA's of the tokens' embeddings. Where memory is paired, CA's are those of the tokens before:
+// only now is it known what follows them.
 //
 // What is computed stands in moa.py and moa_network.py; the weights are bfloat16, and streams of residuals float32.
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/custom_class.h>
 
 #include <array>
@@ -108,15 +110,28 @@ struct Places {
   BFloat16* at(int64_t slot, int64_t position) const { return window.data_ptr<BFloat16>() + row(slot, position) * window.size(2); }
 };
 
+// Tokens [4, n], each [n].
+struct Tokens {
+  int64_t count;
+  const int64_t *ids, *previous, *slots, *positions;
+
+  explicit Tokens(const at::Tensor& tokens)
+      : count(tokens.size(1)), ids(tokens.const_data_ptr<int64_t>()), previous(ids + count), slots(previous + count),
+        positions(slots + count) {}
+};
+
 struct DrafterMemory : torch::CustomClassHolder {
   // `tensors`: embedding, cosines and sines [positions, d/2], the weight and bias that lead from LSA to memory, the norm and the
   // weight of SA's keys and values, the same of CA's, cosines and sines of LSA's layers [L, d'/2], LSA's six (as a decoder's
-  // layer), and with an entry what leads from the target's hidden states to memory.
+  // layer), with an entry what leads from the target's hidden states to memory, and where memory is paired the norms of those states
+  // and of tokens, and what leads to memory from its own token, the one before and the one behind it.
   DrafterMemory(std::vector<at::Tensor> tensors, int64_t kv_heads, int64_t head_dim, int64_t lsa_kv_heads, int64_t lsa_head_dim, double eps)
       : tensors_(std::move(tensors)), kv_heads_(kv_heads), head_dim_(head_dim), lsa_kv_heads_(lsa_kv_heads),
         lsa_head_dim_(lsa_head_dim), eps_(eps) {
     TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
-    TORCH_CHECK(tensors_.size() == 17 || tensors_.size() == 18, "a drafter's memory has 17 tensors, with an entry 18");
+    TORCH_CHECK(
+        tensors_.size() == 17 || tensors_.size() == 18 || tensors_.size() == 23,
+        "a drafter's memory has 17 tensors, with an entry 18, where it is paired 23");
     for (const at::Tensor& tensor : tensors_) {
       TORCH_CHECK(tensor.scalar_type() == at::kBFloat16 && tensor.is_contiguous(), "weights are dense and bfloat16");
     }
@@ -125,49 +140,113 @@ struct DrafterMemory : torch::CustomClassHolder {
     TORCH_CHECK(layers_ <= kMaxLayers && lsa_head_dim <= kMaxHead, "LSA over ", layers_, " layers by heads of ", lsa_head_dim);
   }
 
-  // `tokens` [3, n]: ids, slots and positions; `tapped`: with an entry the target's final hidden states [n, E]; `target`: each layer's
-  // window; `caches`: those of SA, of CA, and with an entry of memory itself. `scratches`: scratch rows of the target's and of each.
+  // `tokens` [4, n]: ids, those before them (read where memory is paired), slots and positions; `tapped`: with an entry the target's
+  // final hidden states [n, E]; `target`: each layer's window; `caches`: those of SA, of CA, and with an entry of memory itself.
+  // `scratches`: scratch rows of the target's and of each.
   void remember(
-      const at::Tensor& tokens, const std::vector<at::Tensor>& tapped, const std::vector<at::Tensor>& target,
+      const at::Tensor& tokens_tensor, const std::vector<at::Tensor>& tapped, const std::vector<at::Tensor>& target,
       const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) {
-    check(tokens, tapped, target, caches, scratches);
-    const int64_t count = tokens.size(1), kv_size = 2 * kv_heads_ * head_dim_;
-    const auto *ids = tokens.const_data_ptr<int64_t>(), *slots = ids + count, *positions = slots + count;
-    const auto options = tensors_[0].options();
-    const at::Tensor normed = at::empty({count, size_}, options), kv = at::empty({count, kv_size}, options);
-    const at::Tensor stream = at::empty({count, size_}, options.dtype(at::kFloat));
+    check(tokens_tensor, tapped, target, caches, scratches);
+    const Tokens tokens(tokens_tensor);
+    const at::Tensor stream = at::empty({tokens.count, size_}, tensors_[0].options().dtype(at::kFloat));
     auto* rows = stream.data_ptr<float>();
-    // Keys and values of a layer's normed rows, into its cache.
-    const auto keep = [&](size_t norm, size_t cache) {
-      tiles::normalize(rows, tensors_[norm], eps_, normed);
-      tiles::product(tiles::rows_of(normed), tiles::Panels(tensors_[norm + 1]), tiles::ToRows{kv.data_ptr<BFloat16>(), kv_size});
-      const Places places{caches[cache], scratches[cache + 1]};
-      tiles::for_rows(count, [&](int64_t row) {
-        const BFloat16* from = numbers(kv) + row * kv_size;
-        BFloat16* to = places.at(slots[row], positions[row]);
-        const int64_t half = head_dim_ / 2, at = positions[row] * half;
-        for (int64_t i = 0; i < kv_size / 2; i += head_dim_) {
-          tiles::rotate(from + i, numbers(tensors_[1]) + at, numbers(tensors_[2]) + at, half, to + i);
-        }
-        std::copy_n(from + kv_size / 2, kv_size / 2, to + kv_size / 2);
-      });
-    };
-    tiles::for_rows(count, [&](int64_t row) { tiles::embed(numbers(tensors_[0]) + ids[row] * size_, size_, rows + row * size_); });
-    keep(5, 0);
+    embed(tokens.ids, tokens.count, rows);
+    keep(rows, tokens, 0, 5, Places{caches[0], scratches[1]});
     const int64_t portion = std::max<int64_t>(1, kRowsAtOnce / layers_);
-    for (int64_t first = 0; first < count; first += portion) {
-      const int64_t last = std::min(first + portion, count);
-      memory_of(slots + first, positions + first, target, scratches[0], rows + first * size_, last - first);
+    for (int64_t first = 0; first < tokens.count; first += portion) {
+      const int64_t last = std::min(first + portion, tokens.count);
+      memory_of(tokens.slots + first, tokens.positions + first, target, scratches[0], rows + first * size_, last - first);
     }
-    if (!tapped.empty()) tiles::product(tiles::rows_of(tapped[0]), tiles::Panels(tensors_[17]), tiles::AddToStream{rows, size_});
-    if (caches.size() > 2) {
-      const Places places{caches[2], scratches[3]};
-      tiles::for_rows(count, [&](int64_t row) { tiles::narrow_row(rows + row * size_, size_, places.at(slots[row], positions[row])); });
+    if (!tapped.empty()) {
+      const at::Tensor hidden = paired() ? normed_states(tapped[0]) : tapped[0];
+      tiles::product(tiles::rows_of(hidden), tiles::Panels(tensors_[17]), tiles::AddToStream{rows, size_});
     }
-    keep(7, 1);
+    if (paired()) {
+      add_tokens(tokens.ids, tokens.count, 20, rows);
+      add_tokens(tokens.previous, tokens.count, 21, rows);
+    }
+    if (caches.size() > 2) write(rows, tokens, Places{caches[2], scratches[3]});
+    if (paired()) {
+      pair_before(tokens, caches, scratches);
+    } else {
+      keep(rows, tokens, 0, 7, Places{caches[1], scratches[2]});
+    }
+  }
+
+  // Where memory is paired, lets that of the tokens before these be what is drafted from: it is kept in these tokens' rows.
+  void pair(const at::Tensor& tokens_tensor, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) {
+    TORCH_CHECK(paired(), "memory is not paired");
+    check(tokens_tensor, caches, scratches);
+    const Tokens tokens(tokens_tensor);
+    const at::Tensor stream = pair_before(tokens, caches, scratches);
+    write(stream.const_data_ptr<float>(), tokens, Places{caches[2], scratches[3]});
   }
 
  private:
+  bool has_entry() const { return tensors_.size() > 17; }
+  bool paired() const { return tensors_.size() > 18; }
+
+  void embed(const int64_t* ids, int64_t count, float* rows) const {
+    tiles::for_rows(count, [&](int64_t row) { tiles::embed(numbers(tensors_[0]) + ids[row] * size_, size_, rows + row * size_); });
+  }
+
+  // Rows of the stream, as memory.
+  void write(const float* rows, const Tokens& tokens, const Places& places) const {
+    tiles::for_rows(tokens.count, [&](int64_t row) {
+      tiles::narrow_row(rows + row * size_, size_, places.at(tokens.slots[row], tokens.positions[row]));
+    });
+  }
+
+  // Keys and values of a layer's normed rows, into its cache, so many rows before the tokens' own; the weight stands behind the norm.
+  void keep(const float* rows, const Tokens& tokens, int64_t back, size_t norm, const Places& places) const {
+    const int64_t kv_size = 2 * kv_heads_ * head_dim_, half = head_dim_ / 2;
+    const at::Tensor normed = at::empty({tokens.count, size_}, tensors_[0].options());
+    const at::Tensor kv = at::empty({tokens.count, kv_size}, normed.options());
+    tiles::normalize(rows, tensors_[norm], eps_, normed);
+    tiles::product(tiles::rows_of(normed), tiles::Panels(tensors_[norm + 1]), tiles::ToRows{kv.data_ptr<BFloat16>(), kv_size});
+    tiles::for_rows(tokens.count, [&](int64_t row) {
+      const int64_t position = tokens.positions[row] - back, at = position * half;
+      if (position < 0) return;
+      const BFloat16* from = numbers(kv) + row * kv_size;
+      BFloat16* to = places.at(tokens.slots[row], position);
+      for (int64_t i = 0; i < kv_size / 2; i += head_dim_) {
+        tiles::rotate(from + i, numbers(tensors_[1]) + at, numbers(tensors_[2]) + at, half, to + i);
+      }
+      std::copy_n(from + kv_size / 2, kv_size / 2, to + kv_size / 2);
+    });
+  }
+
+  // CA's keys and values of the tokens before, which these follow; returns their memory [n, E], nothing of use before a first token.
+  at::Tensor pair_before(const Tokens& tokens, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) const {
+    const at::Tensor stream = at::empty({tokens.count, size_}, tensors_[0].options().dtype(at::kFloat));
+    auto* rows = stream.data_ptr<float>();
+    const Places memories{caches[2], scratches[3]};
+    tiles::for_rows(tokens.count, [&](int64_t row) {
+      const int64_t position = std::max<int64_t>(0, tokens.positions[row] - 1);
+      tiles::embed(memories.at(tokens.slots[row], position), size_, rows + row * size_);
+    });
+    add_tokens(tokens.ids, tokens.count, 22, rows);
+    keep(rows, tokens, 1, 7, Places{caches[1], scratches[2]});
+    return stream;
+  }
+
+  // Adds to the stream what tokens lead to by one of the weights.
+  void add_tokens(const int64_t* ids, int64_t count, size_t weight, float* rows) const {
+    const at::Tensor wide = at::empty({count, size_}, tensors_[0].options().dtype(at::kFloat));
+    const at::Tensor normed = at::empty({count, size_}, tensors_[0].options());
+    embed(ids, count, wide.data_ptr<float>());
+    tiles::normalize(wide.const_data_ptr<float>(), tensors_[19], eps_, normed);
+    tiles::product(tiles::rows_of(normed), tiles::Panels(tensors_[weight]), tiles::AddToStream{rows, size_});
+  }
+
+  at::Tensor normed_states(const at::Tensor& hidden) const {
+    const at::Tensor wide = at::empty(hidden.sizes(), hidden.options().dtype(at::kFloat)), normed = at::empty_like(hidden);
+    auto* rows = wide.data_ptr<float>();
+    tiles::for_rows(hidden.size(0), [&](int64_t row) { tiles::embed(numbers(hidden) + row * size_, size_, rows + row * size_); });
+    tiles::normalize(rows, tensors_[18], eps_, normed);
+    return normed;
+  }
+
   // What memory takes from `count` tokens' layers, into the stream's `rows` [count, E].
   void memory_of(
       const int64_t* slots, const int64_t* positions, const std::vector<at::Tensor>& target, int64_t scratch, float* rows,
@@ -230,33 +309,39 @@ struct DrafterMemory : torch::CustomClassHolder {
   void check(
       const at::Tensor& tokens, const std::vector<at::Tensor>& tapped, const std::vector<at::Tensor>& target,
       const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) const {
-    const bool has_entry = tensors_.size() > 17;
-    TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == 3 && tokens.size(1) > 0 && tokens.is_contiguous(), "tokens are [3, n]");
+    check(tokens, caches, scratches);
     TORCH_CHECK(static_cast<int64_t>(target.size()) == layers_, "LSA over ", layers_, " layers got ", target.size());
-    TORCH_CHECK(caches.size() == (has_entry ? 3 : 2) && scratches.size() == caches.size() + 1, "a cache or its scratch rows are missing");
-    TORCH_CHECK(tapped.size() == (has_entry ? 1 : 0), "an entry reads hidden states, and nothing else does");
-    const int64_t count = tokens.size(1), kv_size = 2 * kv_heads_ * head_dim_;
+    TORCH_CHECK(tapped.size() == (has_entry() ? 1 : 0), "an entry reads hidden states, and nothing else does");
     for (const at::Tensor& hidden : tapped) {
       TORCH_CHECK(
-          hidden.is_contiguous() && hidden.scalar_type() == at::kBFloat16 && hidden.dim() == 2 && hidden.size(0) == count &&
+          hidden.is_contiguous() && hidden.scalar_type() == at::kBFloat16 && hidden.dim() == 2 && hidden.size(0) == tokens.size(1) &&
               hidden.size(1) == size_,
           "hidden states have other sizes");
     }
-    const auto *ids = tokens.const_data_ptr<int64_t>(), *slots = ids + count, *positions = slots + count;
-    const auto fits = [&](const at::Tensor& window, int64_t width, int64_t scratch) {
-      TORCH_CHECK(
-          window.is_contiguous() && window.scalar_type() == at::kBFloat16 && window.dim() == 3 && window.size(2) == width,
-          "a cache has other sizes");
-      for (int64_t row = 0; row < count; ++row) {
-        TORCH_CHECK(slots[row] >= 0 && slots[row] < window.size(0), "no slot ", slots[row]);
-        TORCH_CHECK(positions[row] >= 0 && scratch + positions[row] < window.size(1), "no cache row ", positions[row]);
+    for (const at::Tensor& layer : target) check(Tokens(tokens), layer, layer_size_, scratches[0]);
+  }
+
+  void check(const at::Tensor& tensor, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) const {
+    TORCH_CHECK(tensor.dim() == 2 && tensor.size(0) == 4 && tensor.size(1) > 0 && tensor.is_contiguous(), "tokens are [4, n]");
+    TORCH_CHECK(caches.size() == (has_entry() ? 3 : 2) && scratches.size() == caches.size() + 1, "a cache or its scratch rows are missing");
+    const Tokens tokens(tensor);
+    for (size_t i = 0; i < caches.size(); ++i) check(tokens, caches[i], i < 2 ? 2 * kv_heads_ * head_dim_ : size_, scratches[i + 1]);
+    for (int64_t row = 0; row < tokens.count; ++row) {
+      for (const int64_t token : {tokens.ids[row], paired() ? tokens.previous[row] : 0}) {
+        TORCH_CHECK(token >= 0 && token < tensors_[0].size(0), "no token ", token);
       }
-    };
-    for (const at::Tensor& layer : target) fits(layer, layer_size_, scratches[0]);
-    for (size_t i = 0; i < caches.size(); ++i) fits(caches[i], i < 2 ? kv_size : size_, scratches[i + 1]);
-    for (int64_t row = 0; row < count; ++row) {
-      TORCH_CHECK(ids[row] >= 0 && ids[row] < tensors_[0].size(0), "no token ", ids[row]);
-      TORCH_CHECK(positions[row] < tensors_[1].size(0), "no position ", positions[row]);
+      TORCH_CHECK(tokens.positions[row] < tensors_[1].size(0), "no position ", tokens.positions[row]);
+    }
+  }
+
+  void check(const Tokens& tokens, const at::Tensor& window, int64_t width, int64_t scratch) const {
+    TORCH_CHECK(
+        window.is_contiguous() && window.scalar_type() == at::kBFloat16 && window.dim() == 3 && window.size(2) == width,
+        "a cache has other sizes");
+    for (int64_t row = 0; row < tokens.count; ++row) {
+      const int64_t slot = tokens.slots[row], position = tokens.positions[row];
+      TORCH_CHECK(slot >= 0 && slot < window.size(0), "no slot ", slot);
+      TORCH_CHECK(position >= 0 && scratch + position < window.size(1), "no cache row ", position);
     }
   }
 
@@ -275,6 +360,7 @@ struct DrafterMemory : torch::CustomClassHolder {
   void remember(
       const at::Tensor&, const std::vector<at::Tensor>&, const std::vector<at::Tensor>&, const std::vector<at::Tensor>&,
       const std::vector<int64_t>&) {}
+  void pair(const at::Tensor&, const std::vector<at::Tensor>&, const std::vector<int64_t>&) {}
 };
 
 #endif
@@ -284,5 +370,6 @@ struct DrafterMemory : torch::CustomClassHolder {
 TORCH_LIBRARY_FRAGMENT(moaserve, library) {
   library.class_<DrafterMemory>("DrafterMemory")
       .def(torch::init<std::vector<at::Tensor>, int64_t, int64_t, int64_t, int64_t, double>())
-      .def("remember", &DrafterMemory::remember);
+      .def("remember", &DrafterMemory::remember)
+      .def("pair", &DrafterMemory::pair);
 }

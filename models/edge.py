@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.block import BlockHead
+from models.block import block_head
 from models.config import DecoderConfig, MoAConfig
 from models.entry import TokenEntry
 from models.errors import CheckpointError
@@ -68,8 +68,7 @@ class EdgeMoA(DraftingMoA):
         self.sa = DecoderLayer(size, heads, config.sa_num_kv_heads, head_dim, config.sa_intermediate_size, eps)
         self.ca = DecoderLayer(size, heads, 0, head_dim, config.ca_intermediate_size, eps)
         self.entry = TokenEntry(size, eps, paired=config.paired) if config.has_entry else None
-        levels = config.draft_block_size
-        self.block = BlockHead(size, levels, config.draft_block_intermediate_size, eps) if levels else None
+        self.block = block_head(config)
         self.output_norm = RMSNorm(size, eps) if config.normalises_output else None
         self.draft_vocabulary = None
         self.rotary = RotaryTable(head_dim, config.rope)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import full_attention, masked_attention
-from models.block import BlockHead
+from models.block import BlockHead, block_head
 from models.config import MoAConfig
 from models.entry import Entry, PairedEntry, TokenEntry
 from models.kv_cache import lsa_layout
@@ -98,8 +98,7 @@ class MoA(DraftingMoA):
         self.ca = DecoderLayer(target.hidden_size, heads, config.ca_num_kv_heads, target.head_dim, config.ca_intermediate_size, eps)
         self.entry = (PairedEntry if config.paired else Entry)(target.hidden_size, eps) if config.has_entry else None
         self.output_norm = RMSNorm(target.hidden_size, eps) if config.normalises_output else None
-        size, width = config.draft_block_size, config.draft_block_intermediate_size
-        self.block = BlockHead(target.hidden_size, size, width, eps) if size else None
+        self.block = block_head(config)
         self.draft_vocabulary = None
         self.reads_cache_layout = False
         self.rotary = RotaryTable(target.head_dim, config.rope)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.tiles import LIBRARY, has_tiles
 
-_PANEL, _INPUTS = 32, 32
+PANEL, _INPUTS = 32, 32
 """Outputs of a panel, and inputs of a step: two tiles of 16 outputs, whose rows hold two inputs of each."""
 
 _LINE = 32
@@ -19,7 +19,7 @@ LIBRARY.define("tiled_linear(Tensor x, Tensor weight) -> Tensor")
 
 
 def _rows_by_outputs(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0] * _PANEL)
+    return x.new_empty(x.shape[0], weight.shape[0] * PANEL)
 
 
 torch.library.register_fake("moaserve::tiled_linear", _rows_by_outputs, lib=LIBRARY)
@@ -41,7 +41,7 @@ def tiled_linear(x: Tensor, weight: Tensor) -> Tensor:
 def tiled(weight: Tensor) -> Tensor:
     """A weight [out, in] as the operator reads it: [out/32, in/32, 2, 16, 16, 2], a panel's tiles by inputs."""
     outputs, inputs = weight.shape
-    parts = weight.view(outputs // _PANEL, 2, 16, inputs // _INPUTS, 16, 2)
+    parts = weight.view(outputs // PANEL, 2, 16, inputs // _INPUTS, 16, 2)
     return parts.permute(0, 3, 1, 4, 2, 5).contiguous()
 
 
@@ -71,5 +71,5 @@ def put_in_order(tensors: list[Tensor], order: Iterable[int]) -> None:
 def suits(weight: Tensor) -> bool:
     """Whether this CPU has what the operator is for, and it takes a weight [out, in] of this type and these sizes."""
     outputs, inputs = weight.shape
-    fits = outputs % _PANEL == 0 and inputs % _INPUTS == 0
+    fits = outputs % PANEL == 0 and inputs % _INPUTS == 0
     return has_tiles() and weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and fits

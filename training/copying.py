@@ -30,6 +30,8 @@ _PARTS = 4
 def begin_with_copying(moa: MoA) -> None:
     """Let the first KV head of CA find memory of the token that is drafted from, and of the one before it, and say what followed.
 
+    So do a block's levels, where they copy.
+
     Numbers come from PyTorch's global generator; a drafter without paired memory, or that sees the newest alone, stays as it is.
     """
     entry, ca = moa.entry, moa.ca
@@ -50,6 +52,11 @@ def begin_with_copying(moa: MoA) -> None:
     for head in range(0, ca.num_heads, ca.num_kv_heads):
         heads[head] = what @ token.T + what_before @ previous.T
         output[:, head] = _SHARE * seen
+    if moa.block is not None and (copying := moa.block.copying) is not None:
+        shares = copying.num_heads, 1
+        copying.from_token.weight.copy_(what.repeat(shares))
+        copying.from_previous.weight.copy_(what_before.repeat(shares))
+        copying.output.weight.copy_(_SHARE * seen.repeat(1, copying.num_heads))
 
 
 def _turn(linear: Linear) -> Tensor:

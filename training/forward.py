@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from models.attention import masked_attention
 from models.block import BlockHead
+from models.copying import first_head
 from models.layers import Rope, queries
 from models.llama import Llama, TargetActivations
 from models.moa import MoA, attention_over_layers, tokens_before
@@ -117,18 +118,18 @@ class DraftForward(nn.Module):
         own_rope = (rope[0].index_select(0, taken), rope[1].index_select(0, taken))
         embeddings = target.embed(token_ids.flatten())
         own = embeddings.index_select(0, taken)
-        before: Tensor | None = None
+        token_before: Tensor | None = None
         if moa.config.paired:
             previous = target.embed(tokens_before(token_ids))
             memory = moa.of_pairs(memory, embeddings.view_as(previous), previous)
-            before = previous.flatten(0, 1).index_select(0, taken)
+            token_before = previous.flatten(0, 1).index_select(0, taken)
         texts = moa.self_keys_values(embeddings, rope).unflatten(0, (batch, length)).repeat(draws, 1, 1)
         seen, remembered = padded.mask_rows(sa_mask), padded.mask_rows(ca_mask)
-        inputs = own
+        inputs, before = own, token_before
         if moa.block is not None:
             depths = draft_depths(boundaries).flatten().index_select(0, rows)
             inputs = _block_inputs(moa.block, own, depths)
-            before = None if before is None else _before_block_inputs(inputs, before, depths)
+            before = None if token_before is None else _before_block_inputs(inputs, token_before, depths)
             # Of the text a block sees what is verified, and besides itself up to each position.
             block_of = padded.fill(last_boundaries(boundaries).flatten().index_select(0, rows))
             drafted = padded.fill(moa.self_keys_values(inputs, own_rope))
@@ -141,7 +142,14 @@ class DraftForward(nn.Module):
         hidden = moa.sa.finish(moa.start(inputs, before, newest), padded.attend(queries(moa.sa, inputs, own_rope), texts, seen))
         memories = moa.cross_keys_values(memory, rope).unflatten(0, (batch, length)).repeat(draws, 1, 1)
         out = moa.leave(hidden, padded.attend(queries(moa.ca, hidden, own_rope), memories, remembered))
-        return out if moa.block is None else _block_states(moa.block, out, own, depths)
+        if moa.block is None:
+            return out
+        copied: Tensor | None = None
+        if moa.block.copying is not None:
+            assert token_before is not None
+            asked = moa.block.copying.queries(own, token_before, own_rope)
+            copied = moa.block.copying.output(padded.attend(asked, first_head(memories, moa.config.ca_num_kv_heads), remembered))
+        return _block_states(moa.block, out, copied, own, depths)
 
     def _through_borrowed(
         self, target: Llama, predicted: Tensor, truth: TargetActivations, boundaries: Tensor, rows: Tensor
@@ -172,17 +180,18 @@ def _before_block_inputs(inputs: Tensor, before: Tensor, depths: Tensor) -> Tens
     return torch.where((depths == 0).unsqueeze(1), before, inputs.roll(1, dims=0))
 
 
-def _block_states(block: BlockHead, features: Tensor, own: Tensor, depths: Tensor) -> Tensor:
-    """The head over the blocks, whose rows follow one another: features and own embeddings [R, E] -> states [R, E]."""
+def _block_states(block: BlockHead, features: Tensor, copied: Tensor | None, own: Tensor, depths: Tensor) -> Tensor:
+    """The head over blocks, whose rows follow one another: features, what they copy and own embeddings -> states, all [R, E]."""
     at = (depths == 0).nonzero().squeeze(1)
     states, order = [features.index_select(0, at)], [at]
     contributions = block.of_tokens(own) + block.of_positions(features)
+    joined = features if copied is None else features + copied
     place = torch.zeros_like(depths)
     # One step even where no block is that long: processes that train together must all use all weights.
     for depth in range(1, max(2, int(depths.max()) + 1 if len(depths) else 0)):
         place[at] = torch.arange(len(at), device=at.device)
         at = (depths == depth).nonzero().squeeze(1)
         parents = states[-1].index_select(0, place[at - 1])
-        states.append(block.step(parents, contributions.index_select(0, at), features.index_select(0, at)))
+        states.append(block.step(parents, contributions.index_select(0, at), joined.index_select(0, at)))
         order.append(at)
     return torch.cat(states).index_select(0, torch.cat(order).argsort())

@@ -15,7 +15,7 @@ from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.growth import Level
 from speculative.drafters.moa_network import MoANetwork
 from speculative.drafters.moa_trees import MoATreeDrafter
-from speculative.drafters.tiled_memory import Remember
+from speculative.drafters.tiled_memory import TiledMemory
 from speculative.drafters.tree_drafter import frontier_plan
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
@@ -26,8 +26,8 @@ class MoADrafter(MoATreeDrafter):
     """Drafts with a target in the same process.
 
     ``moa`` is made ready for serving and is of no use for training afterwards. Of prompts SA and CA read the last ``window`` tokens
-    (None: all): memory costs a prompt four tenths of its prefill, and what is far back tells a drafter little. ``remember``, where
-    there is one, stands in for the network's.
+    (None: all): memory costs a prompt four tenths of its prefill, and what is far back tells a drafter little. ``tiled``, where
+    there is one, stands in for what the network does to make memory.
     """
 
     network: MoANetwork
@@ -51,7 +51,7 @@ class MoADrafter(MoATreeDrafter):
             size = config.target.hidden_size // 2
             memories = KVCache(1, num_slots, 0, length, 1, size, dtype=network.dtype, device=target.device)
         moa.layer_rotary.reserve(config.target.num_layers, moa.to_memory.weight)
-        self.remember: Remember | None = None
+        self.tiled: TiledMemory | None = None
         super().__init__(network, num_slots, length, shape, window, memories)
 
     def pack(self) -> None:
@@ -68,11 +68,10 @@ class MoADrafter(MoATreeDrafter):
         """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""
         token_ids, previous, hidden = verified.token_ids, verified.previous, verified.tapped
         slots, positions = verified.slots, verified.positions
-        if self.remember is not None:
-            tokens, tapped = torch.stack((token_ids, slots, positions)), [] if hidden is None else [hidden.contiguous()]
-            scratches = [target_cache.scratch, *(each.scratch for each in self.caches)]
-            own = [each.window(0, each.num_slots)[0] for each in self.caches]
-            self.remember(tokens, tapped, target_cache.window(0, target_cache.num_slots), own, scratches)
+        if self.tiled is not None:
+            tokens, tapped = torch.stack((token_ids, previous, slots, positions)), [] if hidden is None else [hidden.contiguous()]
+            target_windows = target_cache.window(0, target_cache.num_slots)
+            self.tiled.remember(tokens, tapped, target_windows, self._all_slots(), self._scratches(target_cache.scratch))
             return
         if remember := self.compiled.get("remember"):
             windows = (layer for kv in (target_cache, *self.caches) for layer in kv.window(0, kv.num_slots))
@@ -89,10 +88,20 @@ class MoADrafter(MoATreeDrafter):
         """Let the newest memory of texts know the token that follows it, where memory is paired."""
         if not self.config.paired:
             return
-        places = [(each.tokens[each.num_computed], each.slot, each.num_computed) for each in sequences]
-        token_ids, slots, positions = torch.tensor(places, device=self.device).T.contiguous().unbind()
+        told = [(each.tokens[each.num_computed], 0, each.slot, each.num_computed) for each in sequences]
+        tokens = torch.tensor(told, device=self.device).T.contiguous()
+        if self.tiled is not None:
+            self.tiled.pair(tokens, self._all_slots(), self._scratches(0))
+            return
+        token_ids, _, slots, positions = tokens.unbind()
         rows = tuple(each.flat_rows(slots, positions) for each in self.caches)
         self.network.pair(token_ids, positions, self.caches, rows)
+
+    def _all_slots(self) -> list[Tensor]:
+        return [each.window(0, each.num_slots)[0] for each in self.caches]
+
+    def _scratches(self, targets: int) -> list[int]:
+        return [targets, *(each.scratch for each in self.caches)]
 
     def note(
         self,

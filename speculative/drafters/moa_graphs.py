@@ -62,7 +62,8 @@ def _expanded(network: DraftNetwork, level: Level, entering: Tensor, breadth: in
 class _Level(nn.Module):
     """A whole level, the choice of the next frontier included; without ``sampling`` settings a greedy one.
 
-    ``known`` is what ``DraftNetwork.block`` has told, one tensor, or without a block the windows of the drafter's caches.
+    ``known`` is what ``DraftNetwork.block`` has told, if there is a block, and ``windows`` are those of the drafter's caches, if
+    levels read them: without a block, or where a block's copy.
     """
 
     def __init__(self, network: DraftNetwork, caches: list[_Slots], breadth: int) -> None:
@@ -77,14 +78,15 @@ class _Level(nn.Module):
         place: Tensors,
         temperature: Tensor,
         sampling: Tensors,
-        known: tuple[Any, ...],
+        known: Tensors,
+        windows: tuple[Layers, ...],
     ) -> tuple[Tensors, Tensors, Tensor]:
         level, network = _level(frontier, grown, text, place, temperature, sampling), self.network
+        caches = _windows(self.caches, windows) if windows else []
         if network.moa.block is not None:
-            entering = network.states(level, known[0])
+            entering = network.states(level, known[0], caches)
         else:
-            feature = network.feature(level, _windows(self.caches, known))
-            entering = feature.unflatten(0, level.frontier.tokens.shape)
+            entering = network.feature(level, caches).unflatten(0, level.frontier.tokens.shape)
         return _expanded(network, level, entering, self.breadth)
 
 
@@ -142,7 +144,7 @@ def use_compiled(drafter: MoATreeDrafter, graphs: dict[str, CompiledGraph]) -> N
         drafter.trees = tiled_block.tiled_drafting(drafter.network, length)
     drafter.narrows = drafter.trees is not None
     if isinstance(drafter, MoADrafter) and tiled_memory.suits(drafter.network):
-        drafter.remember = tiled_memory.tiled_memory(drafter.network, length)
+        drafter.tiled = tiled_memory.tiled_memory(drafter.network, length)
 
 
 def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:
@@ -173,12 +175,14 @@ def drafting_graphs(drafter: MoATreeDrafter) -> list[Graph]:
     settings = f"{caches} breadth {drafter.breadth}"
 
     def level(name: str, sampling: Tensors) -> Graph:
-        known: tuple[Any, ...] = windows
-        known_sizes: tuple[Any, ...] = cache_sizes
+        known: Tensors = ()
         if block is not None:
-            known_sizes = (batched,)
             known = (torch.zeros(batch, block.size, hidden_size + 2 * block.intermediate_size, dtype=dtype),)
-        inputs = (tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(sampling), known)
+        read = block is None or block.copying is not None
+        inputs = (
+            *(tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(sampling), known),
+            windows if read else (),
+        )
         sizes = (
             (each,) * len(frontier),
             (each,) * len(grown),
@@ -186,7 +190,8 @@ def drafting_graphs(drafter: MoATreeDrafter) -> list[Graph]:
             (None,) * len(place),
             None,
             (batched,) * len(sampling),
-            known_sizes,
+            (batched,) * len(known),
+            cache_sizes if read else (),
         )
         return Graph(name, _Level(network, caches, drafter.breadth), inputs, sizes, settings)
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import AttentionPlan, additive, cached_attention
+from models.copying import CopyingHead
 from models.kv_cache import KVCache, KVWindow
 from models.moa import DraftingMoA, MoA
 from speculative.drafters.base import TargetEnds
@@ -74,7 +75,7 @@ class DraftNetwork(nn.Module):
         features = self._attend(inputs.flatten(0, 1), before, seen, depths, depths[:1], text, caches)
         return torch.cat((features, block.of_positions(features)), dim=-1).view(batch, block.size, -1)
 
-    def states(self, level: Level, known: Tensor) -> Tensor:
+    def states(self, level: Level, known: Tensor, caches: DraftCaches) -> Tensor:
         """The frontier's states [B, w, E] in a block of which ``block`` has told what is ``known``."""
         block, frontier, depth = self.moa.block, level.frontier, level.place.depth
         assert block is not None
@@ -85,8 +86,18 @@ class DraftNetwork(nn.Module):
             tokens = self.known_tokens[self.known_index[frontier.tokens]]
         else:
             tokens = block.of_tokens(self._embed(frontier.tokens))
+        joined = here if block.copying is None else here + self._copied(block.copying, level, caches)
         # A root may be any token: its state is its feature.
-        return torch.where(depth == 0, here, block.step(frontier.inherited, tokens + positions, here))
+        return torch.where(depth == 0, here, block.step(frontier.inherited, tokens + positions, joined))
+
+    def _copied(self, copying: CopyingHead, level: Level, caches: DraftCaches) -> Tensor:
+        """What the frontier's nodes find in memory [B, w, E]."""
+        frontier, text, ca = level.frontier, level.text, caches[1]
+        positions = (text.lengths.unsqueeze(1) + level.place.depth).expand_as(frontier.tokens).flatten()
+        embeddings, previous = (self._embed(tokens.flatten()) for tokens in (frontier.tokens, frontier_previous(level)))
+        asked = copying.queries(embeddings, previous, self.moa.rotary(positions))
+        found: Tensor = copying.output(self._cross_attend(asked, text, ca, num_kv_heads=1))
+        return found.view(*frontier.tokens.shape, -1)
 
     def _attend(
         self, inputs: Tensor, before: Tensor | None, seen: Tensor, depths: Tensor, row: Tensor, text: Text, caches: DraftCaches
@@ -101,18 +112,14 @@ class DraftNetwork(nn.Module):
         rope = moa.rotary(positions)
         write = torch.arange(batch, device=positions.device).unsqueeze(1) * sa.rows_per_slot
         write = write + row + torch.arange(width, device=positions.device)
-        starts, lengths, memory_ends = (each.view(-1, 1, 1, 1) for each in (text.starts, text.lengths, text.memory_ends))
+        starts, lengths = (each.view(-1, 1, 1, 1) for each in (text.starts, text.lengths))
         known = additive((text.columns >= starts) & (text.columns < lengths), self.dtype)
         mask = torch.cat((seen.unsqueeze(1), known.expand(-1, -1, width, -1)), dim=-1)
         mask = mask.repeat_interleave(moa.sa.num_heads // moa.sa.num_kv_heads, dim=2)
         plan = AttentionPlan(0, batch, width, positions, write.flatten(), mask)
         newest = self._newest(text, memories[0]).repeat_interleave(width, dim=0) if memories else None
         hidden = moa.attend_to_tokens(inputs, before, newest, rope, cached_attention(sa, 0, plan, moa.sa.num_heads))
-        if moa.config.attends_to_all_memory:
-            remembered = additive((text.columns >= starts) & (text.columns < memory_ends), self.dtype)
-        else:
-            remembered = additive(text.columns == memory_ends - 1, self.dtype)
-        return moa.leave(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, remembered, ca))
+        return moa.leave(hidden, self._cross_attend(moa.cross_queries(hidden, rope), text, ca, num_kv_heads=ca.num_kv_heads))
 
     def _newest(self, text: Text, memories: KVCache | KVWindow) -> Tensor:
         """The newest memory of the texts [B, E], zero where there is none."""
@@ -124,11 +131,16 @@ class DraftNetwork(nn.Module):
         starts = torch.arange(text.lengths.shape[0], device=text.lengths.device) * memories.rows_per_slot
         return starts + (text.memory_ends if self.moa.config.paired else (text.memory_ends - 1).clamp(min=0))
 
-    def _cross_attend(self, queries: Tensor, text: Text, remembered: Tensor, ca: KVCache | KVWindow) -> Tensor:
-        """Queries [B·w, h, d] over the memory of the text, by an additive mask ``remembered`` [B, 1, 1, S] -> [B·w, h·d]."""
+    def _cross_attend(self, queries: Tensor, text: Text, ca: KVCache | KVWindow, *, num_kv_heads: int) -> Tensor:
+        """Queries [B·w, h, d] over the memory of the text in CA's first ``num_kv_heads`` -> [B·w, h·d]."""
         batch = text.lengths.shape[0]
-        keys, values = ca.read(0, 0, batch, text.columns.shape[0])
-        grouped = queries.reshape(batch, -1, ca.num_kv_heads, ca.head_dim).transpose(1, 2)
+        starts, memory_ends = (each.view(-1, 1, 1, 1) for each in (text.starts, text.memory_ends))
+        if self.moa.config.attends_to_all_memory:
+            remembered = additive((text.columns >= starts) & (text.columns < memory_ends), self.dtype)
+        else:
+            remembered = additive(text.columns == memory_ends - 1, self.dtype)
+        keys, values = (each[:, :num_kv_heads] for each in ca.read(0, 0, batch, text.columns.shape[0]))
+        grouped = queries.reshape(batch, -1, num_kv_heads, ca.head_dim).transpose(1, 2)
         # A sequence without memory must not see only −inf; what it sees instead is then dropped.
         empty = (text.memory_ends <= text.starts).view(-1, 1, 1, 1)
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=remembered.masked_fill(empty, 0.0))

@@ -90,11 +90,13 @@ class MoATreeDrafter(TreeDrafter):
         # A compiled level has its breadth built in.
         graph = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
         if graph is not None:
-            beside = self.windows(len(grown.tokens)) if known is None else [known]
-            out = graph([*frontier, *grown, *text, *place, temperature, *(sampling or ()), *beside])
+            windows = self.windows(len(grown.tokens)) if known is None or self.network.moa.config.copies else []
+            out = graph(
+                [*frontier, *grown, *text, *place, temperature, *(sampling or ()), *([] if known is None else [known]), *windows]
+            )
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
         if known is not None:
-            return self.network.expand(level, self.network.states(level, known), breadth)
+            return self.network.expand(level, self.network.states(level, known, self.caches), breadth)
         feature = self.through_borrowed(level, self.network.feature(level, self.caches), target_cache)
         return self.network.expand(level, feature.unflatten(0, frontier.tokens.shape), breadth)
 

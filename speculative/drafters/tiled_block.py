@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models import cached_attention, tiled_linear
+from models.copying import CopyingHead
 from models.layers import DecoderLayer, Linear
 from models.tiled_decoder import in_turns, layer_tensors
 from speculative.drafters.growth import CANDIDATES
@@ -16,13 +18,13 @@ from speculative.drafters.tree_drafter import DraftTrees
 def suits(network: DraftNetwork, breadth: int) -> bool:
     """Whether the operator does what ``network`` does."""
     moa, config = network.moa, network.target.config
-    if moa.block is None or moa.config.target_layer_inference or not moa.config.attends_to_all_memory or moa.config.paired:
+    if moa.block is None or moa.config.target_layer_inference or not moa.config.attends_to_all_memory:
         return False
     if not cached_attention.suits(network.dtype, config.head_dim) or network.target.dtype != torch.bfloat16:
         return False
-    products = [
-        module for part in (moa.sa, moa.ca, moa.block, moa.entry) if part for module in part.modules() if isinstance(module, Linear)
-    ]
+    copying = () if moa.block.copying is None else tuple(moa.block.copying.modules())  # filled up to whole panels
+    parts = (part for part in (moa.sa, moa.ca, moa.block, moa.entry) if part)
+    products = [module for part in parts for module in part.modules() if isinstance(module, Linear) and module not in copying]
     kv_heads = {moa.config.sa_num_kv_heads, moa.config.ca_num_kv_heads}
     return (
         len(kv_heads) == 1
@@ -62,12 +64,31 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
     ]
     if moa.entry is not None:
         tensors += [moa.entry.token_norm.weight, tiled_linear.tiled(moa.entry.from_token.weight)]
+    if moa.entry is not None and moa.entry.from_previous is not None and block.copying is not None:
+        tensors += [
+            tiled_linear.tiled(moa.entry.from_previous.weight),
+            *_copying(block.copying, target.embed(ids).to(network.dtype)),
+        ]
     dense = [tensor.detach().contiguous() for tensor in tensors]
     # SA up to its queries, the entry, what is left of SA, CA, the features' part in steps; then what each level reads.
-    tiled_linear.put_in_order(dense, (12, 13, *range(24, len(dense)), *range(14, 24), 9, 10, 7, 8, 11, 3))
+    entry, copying = range(24, min(len(dense), 27)), range(31, len(dense))
+    tiled_linear.put_in_order(dense, (12, 13, *entry, *range(14, 24), 9, 10, 7, 8, 11, *copying, 3))
     sizes = moa.config.sa_num_kv_heads, config.head_dim, config.rms_norm_eps
     drafts: DraftTrees = torch.classes.moaserve.BlockDrafter(dense, *sizes).draft
     return drafts
+
+
+def _copying(head: CopyingHead, embeddings: Tensor) -> list[Tensor]:
+    """What copying reads: what the draft vocabulary's ``embeddings`` [K, E] contribute to queries, and its weights."""
+    normed = head.token_norm(embeddings)
+    missing = -head.output.weight.shape[1] % tiled_linear.PANEL
+    return [
+        head.from_token(normed),
+        head.from_previous(normed),
+        head.token_norm.weight,
+        tiled_linear.tiled(F.pad(head.from_previous.weight, (0, 0, 0, missing))),
+        tiled_linear.tiled(F.pad(head.output.weight, (0, missing))),
+    ]
 
 
 def _asking(layer: DecoderLayer) -> list[Tensor]:

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from models import tiled_linear
+from models.entry import PairedEntry
 from models.layers import DecoderLayer, Linear
 from models.tiled_decoder import layer_tensors
 from models.tiles import has_tiles
 from speculative.drafters.moa_network import MoANetwork
 
-Remember = Callable[[Tensor, list[Tensor], list[Tensor], list[Tensor], list[int]], None]
-"""Tokens [3, n] (ids, slots, positions), with an entry the target's final hidden states [n, E], the target's layers' windows, the
-drafter's caches' windows, and the scratch rows of the target's slots and of each cache's: written are the drafter's caches."""
+
+class TiledMemory(NamedTuple):
+    """``MoANetwork``'s ``remember`` and, where memory is paired, its ``pair``; written are the drafter's caches.
+
+    Both get tokens [4, n] (ids, those before them, slots, positions); the first with an entry also the target's final hidden states
+    [n, E], and the target's layers' windows; both the windows of the drafter's caches, and the scratch rows of the target's slots
+    and of each cache's.
+    """
+
+    remember: Callable[[Tensor, list[Tensor], list[Tensor], list[Tensor], list[int]], None]
+    pair: Callable[[Tensor, list[Tensor], list[int]], None]
+
 
 _MOST_LAYERS, _LARGEST_HEAD = 64, 256
 
@@ -23,7 +34,7 @@ _MOST_LAYERS, _LARGEST_HEAD = 64, 256
 def suits(network: MoANetwork) -> bool:
     """Whether the operator does what ``MoANetwork.remember`` does."""
     moa, config, lsa = network.moa, network.target.config, network.moa.lsa
-    if lsa is None or moa.config.paired or not has_tiles() or {network.dtype, network.target.dtype} != {torch.bfloat16}:
+    if lsa is None or not has_tiles() or {network.dtype, network.target.dtype} != {torch.bfloat16}:
         return False
     if config.num_layers > _MOST_LAYERS or lsa.head_dim > _LARGEST_HEAD or lsa.head_dim % 16:
         return False
@@ -31,13 +42,13 @@ def suits(network: MoANetwork) -> bool:
         return False
     products = [module for module in (*lsa.modules(), moa.sa.qkv, moa.ca.qkv) if isinstance(module, Linear)]
     if moa.entry is not None:
-        products.append(moa.entry.from_hidden)
+        products += [module for module in moa.entry.modules() if isinstance(module, Linear)]
     without_bias = all(linear.bias is None for linear in products)
     return without_bias and all(tiled_linear.suits(linear.weight) for linear in (*products, moa.to_memory))
 
 
-def tiled_memory(network: MoANetwork, length: int) -> Remember:
-    """Stands in for ``MoANetwork.remember``, with a copy of the weights, for texts of up to ``length`` tokens.
+def tiled_memory(network: MoANetwork, length: int) -> TiledMemory:
+    """Stands in for what makes memory, with a copy of the weights, for texts of up to ``length`` tokens.
 
     ``graph_runner.load_runner`` must have been called. Other threads go on while it runs.
     """
@@ -60,12 +71,15 @@ def tiled_memory(network: MoANetwork, length: int) -> Remember:
     ]
     if moa.entry is not None:
         tensors.append(tiled_linear.tiled(moa.entry.from_hidden.weight))
+    if isinstance(moa.entry, PairedEntry):
+        tensors += [moa.entry.hidden_norm.weight, moa.entry.pair_norm.weight]
+        tensors += [tiled_linear.tiled(x.weight) for x in (moa.entry.from_own, moa.entry.from_before, moa.entry.from_following)]
     dense = [tensor.detach().to(torch.bfloat16).contiguous() for tensor in tensors]
     # What SA keeps, LSA, what leads to memory, what CA keeps.
     tiled_linear.put_in_order(dense, (5, 6, *range(11, 17), 3, *range(17, len(dense)), 7, 8))
     sizes = (moa.config.sa_num_kv_heads, config.head_dim, moa.config.lsa_num_kv_heads, lsa.head_dim)
-    remember: Remember = torch.classes.moaserve.DrafterMemory(dense, *sizes, config.rms_norm_eps).remember
-    return remember
+    operator = torch.classes.moaserve.DrafterMemory(dense, *sizes, config.rms_norm_eps)
+    return TiledMemory(operator.remember, operator.pair)
 
 
 def _telling(layer: DecoderLayer) -> list[Tensor]:

@@ -57,17 +57,18 @@ def moa(config: MoAConfig, vocabulary: int | None) -> MoA:
     return made
 
 
-@pytest.fixture(params=["block", "entry", "few tokens"])
+@pytest.fixture(params=["block", "entry", "few tokens", "paired", "paired, few tokens"])
 def drafters(request: pytest.FixtureRequest) -> tuple[MoADrafter, MoADrafter]:
     """The same in bfloat16, drafting by operators, and in float32."""
-    config = MoAConfig.from_target(CONFIG, **SIZES, has_entry=request.param == "entry")
-    weights = moa(config, 96 if request.param == "few tokens" else None)
+    paired = "paired" in request.param
+    config = MoAConfig.from_target(CONFIG, **SIZES, has_entry=paired or request.param == "entry", paired=paired)
+    weights = moa(config, 96 if "few tokens" in request.param else None)
     tiled, exact = (
         MoADrafter(copy.deepcopy(weights).to(dtype), heads(dtype), 4, LENGTH, SHAPE) for dtype in (torch.bfloat16, torch.float32)
     )
     assert tiled_block.suits(tiled.network, SHAPE.breadth) and tiled_memory.suits(tiled.network)
     tiled.trees = tiled_block.tiled_drafting(tiled.network, LENGTH)
-    tiled.remember = tiled_memory.tiled_memory(tiled.network, LENGTH)
+    tiled.tiled = tiled_memory.tiled_memory(tiled.network, LENGTH)
     return tiled, exact
 
 
@@ -114,9 +115,30 @@ def told(drafter: MoADrafter, tokens: VerifiedTokens) -> None:
 def test_memory_is_float32s(drafters: tuple[MoADrafter, MoADrafter], count: int) -> None:
     for drafter in drafters:
         told(drafter, verified(count))
-    for tiled, exact in zip(*(drafter.caches for drafter in drafters), strict=True):
+    paired = drafters[0].config.paired
+    for number, (tiled, exact) in enumerate(zip(*(drafter.caches for drafter in drafters), strict=True)):
+        first = 0
+        if paired and number == 1:
+            # What CA keeps is of the tokens before: before a first there is none, and what the other writes there is never read.
+            first = int((verified(count).positions == 0).sum())
+            exact.data[:, exact.rows_per_slot - 1 :: exact.rows_per_slot] = 0
         torch.testing.assert_close(tiled.data.float(), exact.data, atol=0.06, rtol=0.03)
-        assert int((tiled.data != 0).any(dim=-1).sum()) == count
+        assert int((tiled.data != 0).any(dim=-1).sum()) == count - first
+
+
+def test_the_newest_memory_is_float32s(drafters: tuple[MoADrafter, MoADrafter]) -> None:
+    """Paired with what follows it, for drafting from it."""
+    if not drafters[0].config.paired:
+        pytest.skip("memory is not paired")
+    batch = sequences(SETTINGS["greedy"], Texts(None, CONFIG.vocab_size, frozenset()))
+    for drafter in drafters:
+        for cache in drafter.caches:
+            filled(cache)
+        drafter.pair_newest(batch)
+    for tiled, exact in zip(*(drafter.caches for drafter in drafters), strict=True):
+        changed = int((exact.data != filled(copy.deepcopy(exact)).data).any(dim=-1).sum())
+        assert changed == (0 if exact is drafters[1].caches[0] else len(batch))
+        torch.testing.assert_close(tiled.data.float(), exact.data, atol=0.06, rtol=0.03)
 
 
 def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
@@ -145,7 +167,8 @@ def test_trees_are_float32s(drafters: tuple[MoADrafter, MoADrafter], settings: s
     tiled, exact = ({path: probability for path, probability in paths(tree).items() if probability > 1e-9} for tree in trees)
     shared = tiled.keys() & exact.keys()
     # Nodes on the edge of being among the best may change places; likely ones may not.
-    assert all(path in shared for path, probability in exact.items() if probability > 0.15)
+    edges = [min(probability for path, probability in exact.items() if path[0] == text) + 0.05 for text in range(batch)]
+    assert all(path in shared for path, probability in exact.items() if probability > edges[path[0]])
     assert len(shared) >= 0.7 * len(exact)
     assert all(tiled[path] == pytest.approx(exact[path], abs=0.05) for path in shared)
     assert trees[0].sizes == trees[1].sizes
@@ -179,14 +202,7 @@ def test_what_does_not_belong_together_is_refused(drafters: tuple[MoADrafter, Mo
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"draft_block_size": 0},
-        {"attends_to_all_memory": False},
-        {"sa_num_kv_heads": 2},
-        {"ca_intermediate_size": 100},
-        {"has_entry": True, "paired": True},
-    ],
+    "changes", [{"draft_block_size": 0}, {"attends_to_all_memory": False}, {"sa_num_kv_heads": 2}, {"ca_intermediate_size": 100}]
 )
 def test_other_drafters_are_left_to_the_compiler(changes: dict[str, int]) -> None:
     drafter = MoADrafter(moa(MoAConfig.from_target(CONFIG, **SIZES | changes), None), heads(torch.bfloat16), 4, LENGTH, SHAPE)

@@ -65,10 +65,13 @@ def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int) 
     nothing = torch.zeros(1, 1)
     states = torch.zeros(1, 1, target.config.hidden_size)
     served = []
+    chain = text[:, known:]
     for depth in range(len(trained)):
-        frontier = Frontier(text[:, known + depth : known + depth + 1], nothing, nothing, states)
+        # A chain: each token follows the one before it, whose number is its own less one.
+        frontier = Frontier(chain[:, depth : depth + 1], nothing, torch.tensor([[depth]]), states)
+        grown = Candidates(nothing, chain[:, : depth + 1], (torch.arange(depth + 1) - 1).clamp(min=0).unsqueeze(0))
         place = Place(torch.tensor([depth]), torch.tensor([0]))
-        states = network.states(Level(frontier, Candidates(nothing, nothing, nothing), where, place, torch.ones(1), None), features)
+        states = network.states(Level(frontier, grown, where, place, torch.ones(1), None), features, drafter.caches)
         served.append(states[0, 0])
     torch.testing.assert_close(torch.stack(served), trained, atol=1e-5, rtol=1e-5)
 

@@ -25,7 +25,7 @@ def text_of(engine: Engine, each: Request) -> tuple[str, RequestOutput]:
 
 
 @pytest.mark.parametrize("extra", [{}, PENALTIES], ids=["plain", "penalties"])
-@pytest.mark.parametrize("drafter", ["none", "moa", "entry and block", "paired", "eagle3"])
+@pytest.mark.parametrize("drafter", ["none", "moa", "entry and block", "paired", "paired block", "eagle3"])
 def test_the_rest_is_the_same(make_engine: MakeEngine, drafter: str, extra: dict[str, object]) -> None:
     wholes = {each.request_id: each for each in mixed_requests(**extra)}
     expected = tokens(run(make_engine(N0, "none"), list(wholes.values())))

@@ -127,7 +127,7 @@ def copied(source: Engine, destination: Engine, text: list[int]) -> None:
     destination.prefixes.add(keys[: len(contents.drafted)], contents)
 
 
-@pytest.mark.parametrize("drafter", ["none", "moa", "entry and block", "paired", "eagle3", "independent"])
+@pytest.mark.parametrize("drafter", ["none", "moa", "entry and block", "paired", "paired block", "eagle3", "independent"])
 def test_another_engine_goes_on_with_a_conversation(make_engine: MakeEngine, drafter: str) -> None:
     first, second, alone = (make_engine(N0, drafter) for _ in range(3))
     said = tokens(run(first, [request("a", SYSTEM, max_tokens=30, temperature=1.0, seed=1)]))["a"]

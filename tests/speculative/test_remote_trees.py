@@ -153,7 +153,7 @@ def test_only_remote_requests_that_have_begun_take_trees(make_engine: MakeEngine
             engine.offer(name, OfferedTree(3))
 
 
-@pytest.mark.parametrize("drafter", ["moa", "block", "entry and block", "paired", "ablation"])
+@pytest.mark.parametrize("drafter", ["moa", "block", "entry and block", "paired", "paired block", "ablation"])
 @pytest.mark.parametrize("memory", ["bfloat16", "int8"])
 @pytest.mark.parametrize("window", [0, 4])
 def test_memory_comes_once_and_as_the_drafter_has_it(

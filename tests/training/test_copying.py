@@ -8,6 +8,8 @@ from models.config import COPYING_THETA, MoAConfig, RopeConfig
 from models.llama import Llama
 from models.moa import MoA
 from training.copying import begin_with_copying
+from training.forward import DraftForward
+from training.masks import cross_attention_mask, self_attention_mask
 
 from . import tiny
 
@@ -19,15 +21,16 @@ def fresh(**sizes: int) -> MoA:
 
 
 @torch.no_grad()
-def rank_of_what_followed(moa: MoA, target: Llama, texts: Tensor, at: Tensor) -> float:
-    """Mean rank, over texts [B, S] whose last tokens stood ``at`` [B] before, of what followed there; nothing else says so."""
+def rank_of_what_followed(moa: MoA, target: Llama, texts: Tensor, at: Tensor, *, depth: int) -> float:
+    """Mean rank, over texts [B, S] whose last tokens stood ``at`` [B] before, of what followed there; nothing else says so.
+
+    The last token is the root of a draft, or was drafted at ``depth``.
+    """
     boundaries = torch.ones_like(texts, dtype=torch.bool)
-    boundaries[:, -1] = False
-    seen = torch.ones(texts.shape[1], texts.shape[1], dtype=torch.bool).tril().expand(len(texts), 1, -1, -1)
-    remembered = seen.clone()
-    remembered[..., -1] = False
-    out = moa(target, texts, target.encode(texts), seen, remembered, boundaries)
-    logits = out.feature[:, -1] @ target.lm_head.weight.T
+    boundaries[:, -1 - depth :] = False
+    masks = self_attention_mask(boundaries, torch.zeros(len(texts), dtype=torch.bool)), cross_attention_mask(boundaries)
+    out = DraftForward(moa)(target, texts, target.encode(texts), *masks, boundaries, ~boundaries)
+    logits = out.feature.view(len(texts), 1 + depth, -1)[:, -1] @ target.lm_head.weight.T
     followed = texts.gather(1, at.unsqueeze(1) + 1)
     return float((logits > logits.gather(1, followed)).sum(dim=1).float().mean())
 
@@ -42,14 +45,18 @@ def texts() -> tuple[Tensor, Tensor]:
     return texts, at
 
 
-def test_an_untrained_drafter_says_what_followed_the_last_tokens_before(texts: tuple[Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("block", [0, 4], ids=["level by level", "block"])
+def test_an_untrained_drafter_says_what_followed_the_last_tokens_before(
+    texts: tuple[Tensor, Tensor], block: int, depth: int
+) -> None:
     target = Llama(TARGET).requires_grad_(False)
     torch.nn.init.normal_(target.lm_head.weight)
     target.embedding.weight.copy_(target.lm_head.weight)
-    moa = fresh(paired=True)
-    by_chance = rank_of_what_followed(moa, target, *texts)
+    moa = fresh(paired=True, draft_block_size=block)
+    by_chance = rank_of_what_followed(moa, target, *texts, depth=depth)
     begin_with_copying(moa)
-    assert rank_of_what_followed(moa, target, *texts) < 0.75 * by_chance
+    assert rank_of_what_followed(moa, target, *texts, depth=depth) < 0.75 * by_chance
 
 
 @pytest.mark.parametrize("sizes", [{}, {"paired": True, "attends_to_all_memory": False}], ids=["no pairs", "newest memory alone"])

@@ -122,6 +122,7 @@ def test_gradients_equal_those_of_the_plain_forward_pass(reference: Reference):
         ("llama-n0", {"has_entry": True}),
         ("llama-n0", {"has_entry": True, "draft_block_size": 13}),
         ("llama-n0", {"has_entry": True, "paired": True}),
+        ("llama-n0", {"has_entry": True, "paired": True, "draft_block_size": 13}),
         ("llama-n1", {}),
     ],
     indirect=["reference"],

@@ -18,7 +18,16 @@ from tests.speculative.test_prefixes import turns
 
 pytestmark = pytest.mark.integration
 
-PAIRS = [(N0, "moa"), (N1, "moa"), (N0, "entry and block"), (N0, "paired"), (N0, "eagle3"), (N0, "independent"), (N0, "ngram")]
+PAIRS = [
+    (N0, "moa"),
+    (N1, "moa"),
+    (N0, "entry and block"),
+    (N0, "paired"),
+    (N0, "paired block"),
+    (N0, "eagle3"),
+    (N0, "independent"),
+    (N0, "ngram"),
+]
 SHAPES = {"tree": DraftShape(5, 4, 16), "narrow tree": DraftShape(3, 2, 5), "chain": DraftShape(4, 1, 4)}
 SAMPLING: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.95}]
 
