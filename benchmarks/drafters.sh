@@ -5,7 +5,7 @@
 #   benchmarks/drafters.sh DATA [OUT]   DATA holds {train,valid,test}.jsonl.gz of chats; OUT is runs/drafters unless given
 #   STEPS=600  CONVERSATIONS=6000       optimiser steps of 4,096 tokens; conversations that the target writes anew
 #   JOBS=2 ONLY="moa eagle2"            trainings side by side, one CPU core each; some of the drafters
-#   RATE="--optimizer muon --lr 2e-3"   optimiser and peak learning rate of all of them; AdamW's 3e-3 unless given
+#   RATE="--optimizer adamw --lr 3e-3"  optimiser and peak learning rate of all of them; Muon's 4e-3 unless given
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 DATA=${1:?which folder has train.jsonl.gz, valid.jsonl.gz and test.jsonl.gz?}
@@ -15,12 +15,16 @@ TARGET=models/pretrained/concierge
 STEPS=${STEPS:-600}
 
 MOA="--method moa --sa-kv-heads 2 --ca-kv-heads 2 --min-interval 4 --max-interval 10 --feature-weight 0.1 --draws 2"
+PAIRED="--method moa --sa-kv-heads 2 --ca-kv-heads 2 --min-interval 4 --max-interval 10 --feature-weight 0 --staircase-until 0 --draws 5 --paired"
 LSA="--lsa-kv-heads 2 --lsa-mlp 384"
 WIDTH="--sa-mlp 736 --ca-mlp 736"
 declare -A OPTIONS=(
   [moa]="$MOA $LSA $WIDTH"
-  [moa-paired]="--method moa --sa-kv-heads 2 --ca-kv-heads 2 --lsa-kv-heads 2 --min-interval 4 --max-interval 10 --feature-weight 0 --staircase-until 0
-    --draws 5 --paired --lsa-mlp 16 --sa-mlp 96 --ca-mlp 1232"
+  [moa-copying]="$PAIRED --lsa-kv-heads 2 --lsa-mlp 32 --sa-mlp 96 --ca-mlp 416 --draft-block 9"
+  [moa-copying-without-lsa]="$PAIRED --without-lsa --sa-mlp 96 --ca-mlp 544 --draft-block 9"
+  [moa-copying-without-ca]="$PAIRED --without-ca --lsa-kv-heads 2 --lsa-mlp 32 --sa-mlp 96 --ca-mlp 416 --draft-block 9"
+  [moa-paired]="$PAIRED --lsa-kv-heads 2 --lsa-mlp 16 --sa-mlp 96 --ca-mlp 1232"
+  [moa-paired-n1]="$PAIRED --lsa-kv-heads 2 --lsa-mlp 32 --sa-mlp 96 --ca-mlp 1216 --layers-inferred 1"
   [moa-block]="$MOA $LSA --sa-mlp 416 --ca-mlp 416 --draft-block 9"
   [moa-n1]="$MOA $LSA $WIDTH --layers-inferred 1"
   [moa-without-lsa]="$MOA --sa-mlp 928 --ca-mlp 928 --without-lsa"
@@ -31,14 +35,14 @@ declare -A OPTIONS=(
   [independent]="--method independent --draft-hidden 192 --draft-layers 3 --draft-mlp 192"
 )
 # The slowest first, so that none runs alone at the end.
-ONLY=${ONLY:-eagle3 moa-n1 moa moa-block moa-without-ca moa-without-lsa eagle2 independent moa-paper}
+ONLY=${ONLY:-moa-paired-n1 eagle3 moa-copying moa-copying-without-ca moa-copying-without-lsa independent eagle2 moa-paper}
 
 train() {
   local resume=()
   [[ -d $OUT/$1/checkpoints ]] && resume=(--resume)
   # shellcheck disable=SC2086
   $MOASERVE train --target $TARGET --data "$DATA/train.jsonl.gz" --valid "$DATA/valid.jsonl.gz" --out "$OUT/$1" --device cpu --threads 1 \
-    --regenerate "${CONVERSATIONS:-6000}" --max-length 1024 --batch-tokens 2048 --accumulate 2 --compile --kl-weight 1 ${RATE:---lr 3e-3} \
+    --regenerate "${CONVERSATIONS:-6000}" --max-length 1024 --batch-tokens 2048 --accumulate 2 --compile --kl-weight 1 ${RATE:---optimizer muon --lr 4e-3} \
     --schedule cosine --warmup 100 --max-steps "$STEPS" --valid-every 250 --valid-tokens 40000 $2 "${resume[@]}" 2>"$OUT/$1.log"
 }
 

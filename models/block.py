@@ -52,7 +52,7 @@ class BlockHead(nn.Module):
     def step(self, states: Tensor, contributions: Tensor, features: Tensor) -> Tensor:
         """Parents' states, what nodes and positions contribute together [n, 2I], positions' features -> the nodes' states [n, E].
 
-        To ``features`` belongs what a node has copied. The root's state is its feature; a state is what enters the LM head.
+        To ``features`` belongs what a node has copied. The root's state is that alone; a state is what enters the LM head.
         """
         gate, up = (self.from_state(self.state_norm(states)) + contributions).split(self.intermediate_size, dim=-1)
         out: Tensor = features + self.down(F.silu(gate) * up)

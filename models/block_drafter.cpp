@@ -54,15 +54,15 @@ struct BlockDrafter : torch::CustomClassHolder {
   // contribute to a step [K, 2I], the stand-ins; the block's norm of states and their weight, its norm of features and their
   // weight, and what leads down; SA's six (as a decoder's layer), CA's six (only the queries of its first weight); if there is
   // an entry, its norm and weight; and where memory is paired, the entry's weight for the tokens before, and of what copies: what
-  // its queries take from the head's tokens and from those before [K, q] each, its norm and weight for tokens before the head's
-  // outputs are known, roots, and what leads from its q outputs to states. Gates and what they let through stand in turns of 16, in
-  // what tokens contribute too; q is filled up with zeros to whole panels in weights.
+  // its queries take from the head's tokens and from those before [K, q] each, its norm and its weights for both, as roots may be
+  // any tokens, and what leads from its q outputs to states. Gates and what they let through stand in turns of 16, in what tokens
+  // contribute too; q is filled up with zeros to whole panels in weights.
   BlockDrafter(std::vector<at::Tensor> tensors, int64_t kv_heads, int64_t head_dim, double eps)
       : tensors_(std::move(tensors)), kv_heads_(kv_heads), head_dim_(head_dim), eps_(eps) {
     TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
     TORCH_CHECK(
-        tensors_.size() == 24 || tensors_.size() == 26 || tensors_.size() == 32,
-        "a block drafter has 24 tensors, with an entry 26, where memory is paired 32");
+        tensors_.size() == 24 || tensors_.size() == 26 || tensors_.size() == 33,
+        "a block drafter has 24 tensors, with an entry 26, where memory is paired 33");
     for (const at::Tensor& tensor : tensors_) TORCH_CHECK(tensor.is_contiguous(), "weights are dense");
     const auto layer = [&](size_t i) {
       return tiles::Layer{tensors_[i], tensors_[i + 1], tensors_[i + 2], tensors_[i + 3], tensors_[i + 4], tensors_[i + 5]};
@@ -99,7 +99,7 @@ struct BlockDrafter : torch::CustomClassHolder {
     if (paired()) copying.emplace(*this, texts, caches[1], breadth);
     for (int64_t level = 0; level < positions; ++level) {
       next_states(level, positions, trees, features, of_positions, levels);
-      if (copying && level > 0) copying->add(level, trees, levels);
+      if (copying) copying->add(level, trees, levels);
       const float* row = logits_of(levels, stays_near_ && level > 0);
       double reach = 0.0;
       for (int64_t text = 0; text < texts.count; ++text) {
@@ -131,7 +131,7 @@ struct BlockDrafter : torch::CustomClassHolder {
   bool paired() const { return tensors_.size() > 26; }
   const at::Tensor& copied_tokens() const { return tensors_[27]; }
   const at::Tensor& copied_previous() const { return tensors_[28]; }
-  const at::Tensor& from_copied() const { return tensors_[31]; }
+  const at::Tensor& from_copied() const { return tensors_[32]; }
 
   // Features [B·positions, E] of the roots and the stand-ins behind them.
   at::Tensor run_block(const std::vector<at::Tensor>& caches, const Texts& texts, int64_t positions) const {
@@ -269,7 +269,7 @@ struct BlockDrafter : torch::CustomClassHolder {
     for (int64_t row = 0; row < levels.rows; ++row) {
       std::copy_n(feature + (row / width * positions + level) * size_, size_, stream + row * size_);
     }
-    if (level == 0) return;  // a root may be any token: its state is its feature
+    if (level == 0) return;  // a root may be any token, and has no parent
     const auto* from = levels.before.const_data_ptr<float>();
     auto* into = levels.normed.data_ptr<BFloat16>();
     std::vector<const BFloat16*> tokens(levels.rows);
@@ -294,15 +294,19 @@ struct BlockDrafter : torch::CustomClassHolder {
           width_(drafter.copied_tokens().size(1)) {
       const int64_t whole = drafter.from_copied().size(1) * tiles::kPairs;
       const auto options = drafter.embedding().options();
-      of_roots_ = at::empty({texts.count, whole}, options.dtype(at::kFloat)), found_ = at::zeros({texts.count * breadth, whole}, options);
-      const at::Tensor normed = at::empty({texts.count, drafter.size_}, options);
-      for (int64_t text = 0; text < texts.count; ++text) {
-        drafter.norm_of_token(texts.roots[text], drafter.tensors_[29], normed.data_ptr<BFloat16>() + text * drafter.size_);
+      found_ = at::zeros({texts.count * breadth, whole}, options);
+      of_tokens_ = at::empty({2 * texts.count, whole}, options.dtype(at::kFloat)), of_previous_ = at::empty_like(of_tokens_);
+      const at::Tensor normed = at::empty({2 * texts.count, drafter.size_}, options);
+      for (int64_t row = 0; row < 2 * texts.count; ++row) {
+        const int64_t token = row < texts.count ? texts.roots[row] : texts.previous[row - texts.count];
+        drafter.norm_of_token(token, drafter.tensors_[29], normed.data_ptr<BFloat16>() + row * drafter.size_);
       }
-      tiles::product(tiles::rows_of(normed), tiles::Panels(drafter.tensors_[30]), tiles::ToFloats{of_roots_.data_ptr<float>(), whole});
+      const tiles::Rows rows = tiles::rows_of(normed);
+      tiles::product(rows, tiles::Panels(drafter.tensors_[30]), tiles::ToFloats{of_tokens_.data_ptr<float>(), whole});
+      tiles::product(rows, tiles::Panels(drafter.tensors_[31]), tiles::ToFloats{of_previous_.data_ptr<float>(), whole});
     }
 
-    // Adds what the open nodes of a level below the root's find to the level's states.
+    // Adds what a level's open nodes find to its states.
     void add(int64_t level, const std::vector<growth::Tree>& trees, Levels& levels) {
       const int64_t width = levels.rows / texts_.count, parents = static_cast<int64_t>(outputs_.size()) / texts_.count;
       const at::Tensor queries = at::empty({levels.rows, width_}, found_.options());
@@ -312,7 +316,7 @@ struct BlockDrafter : torch::CustomClassHolder {
         const growth::Open& node = trees[text].open()[row % width];
         outputs[row] = node.output;
         BFloat16* to = queries.data_ptr<BFloat16>() + row * width_;
-        ask(node.output, level == 1 ? -1 : outputs_[text * parents + node.parent], text, to);
+        ask(level, text, node.output, level > 1 ? outputs_[text * parents + node.parent] : -1, to);
         drafter_.rotate(to, width_, texts_.lengths[text] + level, to);
       }
       outputs_ = std::move(outputs);
@@ -326,15 +330,18 @@ struct BlockDrafter : torch::CustomClassHolder {
     }
 
    private:
-    // Queries of a token and the one before it, by the head's outputs; -1 is the root, which may be any token.
-    AMX void ask(int64_t token, int64_t previous, int64_t text, BFloat16* to) const {
-      const BFloat16* own = numbers(drafter_.copied_tokens()) + token * width_;
-      const BFloat16* before = numbers(drafter_.copied_previous()) + previous * width_;
-      const float* root = of_roots_.const_data_ptr<float>() + text * of_roots_.size(1);
+    // Queries of a token and the one before it, by the head's outputs; those of the text itself stand for no output.
+    AMX void ask(int64_t level, int64_t text, int64_t token, int64_t previous, BFloat16* to) const {
+      const BFloat16* known = numbers(drafter_.copied_tokens()) + token * width_;
+      const BFloat16* known_before = numbers(drafter_.copied_previous()) + previous * width_;
+      const int64_t whole = of_tokens_.size(1);
+      const float* root = of_tokens_.const_data_ptr<float>() + text * whole;
+      const float* before = of_previous_.const_data_ptr<float>() + (level == 0 ? texts_.count + text : text) * whole;
       const __mmask16 all = tiles::first(tiles::kTile);
       for (int64_t i = 0; i < width_; i += tiles::kTile) {
-        const __m512 other = previous < 0 ? _mm512_loadu_ps(root + i) : tiles::widen(all, before + i);
-        tiles::narrow(all, to + i, _mm512_add_ps(tiles::widen(all, own + i), other));
+        const __m512 own = level == 0 ? _mm512_loadu_ps(root + i) : tiles::widen(all, known + i);
+        const __m512 other = level <= 1 ? _mm512_loadu_ps(before + i) : tiles::widen(all, known_before + i);
+        tiles::narrow(all, to + i, _mm512_add_ps(own, other));
       }
     }
 
@@ -343,8 +350,9 @@ struct BlockDrafter : torch::CustomClassHolder {
     const at::Tensor& cache_;
     const at::Tensor mask_;
     const int64_t width_;
-    at::Tensor of_roots_, found_;   // the latter filled up with zeros to whole panels
-    std::vector<int64_t> outputs_;  // of the level before
+    at::Tensor of_tokens_, of_previous_;  // what roots, and behind them the tokens before, contribute to queries
+    at::Tensor found_;                    // filled up with zeros to whole panels
+    std::vector<int64_t> outputs_;        // of the level before
   };
 
   // The head's outputs [B·w, K] for the level's states.

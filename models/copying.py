@@ -1,8 +1,9 @@
 """A block's levels copy: each asks memory where its token stood before, and is told what followed there.
 
-A block's attention does not know the drafted tokens, so beyond the root it cannot look for them. This head does: a few queries,
-made of a level's token and the one before it alone, over the keys and values of CA's first KV head. What they find joins the
-level's state. There is no MLP, and what a token contributes to its queries can be worked out ahead.
+A block's attention does not know the drafted tokens, so beyond the root it cannot look for them. This head does, and at the root
+too, where it need not share its way with all else: a few queries, made of a level's token and the one before it alone, over the
+keys and values of CA's first KV head. What they find joins the level's state. There is no MLP, and what a token contributes to its
+queries can be worked out ahead.
 """
 
 from __future__ import annotations

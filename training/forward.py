@@ -183,9 +183,9 @@ def _before_block_inputs(inputs: Tensor, before: Tensor, depths: Tensor) -> Tens
 def _block_states(block: BlockHead, features: Tensor, copied: Tensor | None, own: Tensor, depths: Tensor) -> Tensor:
     """The head over blocks, whose rows follow one another: features, what they copy and own embeddings -> states, all [R, E]."""
     at = (depths == 0).nonzero().squeeze(1)
-    states, order = [features.index_select(0, at)], [at]
     contributions = block.of_tokens(own) + block.of_positions(features)
     joined = features if copied is None else features + copied
+    states, order = [joined.index_select(0, at)], [at]
     place = torch.zeros_like(depths)
     # One step even where no block is that long: processes that train together must all use all weights.
     for depth in range(1, max(2, int(depths.max()) + 1 if len(depths) else 0)):

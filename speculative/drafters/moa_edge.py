@@ -104,13 +104,13 @@ class EdgeDrafter(MoATreeDrafter):
         """What would come next in slot 0's text if the drafter were the model: logits [V], −inf for what is never drafted."""
         network, text = self.network, self.text([sequence])
         frontier = self.roots([sequence], text)
+        root = Candidates(frontier.scores, frontier.tokens, frontier.numbers)
+        level = Level(frontier, root, text, place(0, 0, self.device), number(1.0, self.device), None)
         if network.moa.block is None:
-            known = Candidates(frontier.scores, frontier.tokens, frontier.numbers)
-            level = Level(frontier, known, text, place(0, 0, self.device), number(1.0, self.device), None)
-            feature = network.feature(level, self.caches)
+            entering = network.feature(level, self.caches)
         else:
-            feature = network.block(frontier.tokens, text, self.caches)[:, 0, : network.moa.config.target.hidden_size]
-        logits: Tensor = network.head(feature.to(network.head.dtype)).float()[0]
+            entering = network.opening(level, network.block(frontier.tokens, text, self.caches), self.caches)[:, 0]
+        logits: Tensor = network.head(entering.to(network.head.dtype)).float()[0]
         if network.moa.draft_vocabulary is None:
             return logits
         vocabulary = logits.new_full((network.target.config.vocab_size,), float("-inf"))

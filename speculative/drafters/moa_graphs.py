@@ -100,10 +100,9 @@ class _Block(nn.Module):
     def forward(
         self, frontier: Tensors, grown: Tensors, text: Tensors, place: Tensors, temperature: Tensor, windows: tuple[Layers, ...]
     ) -> tuple[Tensor, Tensors, Tensors, Tensor]:
-        level = _level(frontier, grown, text, place, temperature, ())
-        known = self.network.block(level.frontier.tokens, level.text, _windows(self.caches, windows))
-        entering = known[:, :1, : level.frontier.inherited.shape[-1]]
-        return known, *_expanded(self.network, level, entering, self.breadth)
+        level, caches = _level(frontier, grown, text, place, temperature, ()), _windows(self.caches, windows)
+        known = self.network.block(level.frontier.tokens, level.text, caches)
+        return known, *_expanded(self.network, level, self.network.opening(level, known, caches), self.breadth)
 
 
 class _Tree(nn.Module):

@@ -75,6 +75,12 @@ class DraftNetwork(nn.Module):
         features = self._attend(inputs.flatten(0, 1), before, seen, depths, depths[:1], text, caches)
         return torch.cat((features, block.of_positions(features)), dim=-1).view(batch, block.size, -1)
 
+    def opening(self, level: Level, known: Tensor, caches: DraftCaches) -> Tensor:
+        """The roots' states [B, 1, E], as ``states``."""
+        features = known[:, :1, : level.frontier.inherited.shape[-1]]
+        copying = None if self.moa.block is None else self.moa.block.copying
+        return features if copying is None else features + self._copied(copying, level, caches)
+
     def states(self, level: Level, known: Tensor, caches: DraftCaches) -> Tensor:
         """The frontier's states [B, w, E] in a block of which ``block`` has told what is ``known``."""
         block, frontier, depth = self.moa.block, level.frontier, level.place.depth
@@ -87,8 +93,8 @@ class DraftNetwork(nn.Module):
         else:
             tokens = block.of_tokens(self._embed(frontier.tokens))
         joined = here if block.copying is None else here + self._copied(block.copying, level, caches)
-        # A root may be any token: its state is its feature.
-        return torch.where(depth == 0, here, block.step(frontier.inherited, tokens + positions, joined))
+        # A root may be any token, and has no parent.
+        return torch.where(depth == 0, joined, block.step(frontier.inherited, tokens + positions, joined))
 
     def _copied(self, copying: CopyingHead, level: Level, caches: DraftCaches) -> Tensor:
         """What the frontier's nodes find in memory [B, w, E]."""

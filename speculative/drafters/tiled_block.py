@@ -71,7 +71,7 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
         ]
     dense = [tensor.detach().contiguous() for tensor in tensors]
     # SA up to its queries, the entry, what is left of SA, CA, the features' part in steps; then what each level reads.
-    entry, copying = range(24, min(len(dense), 27)), range(31, len(dense))
+    entry, copying = range(24, min(len(dense), 27)), range(30, len(dense))
     tiled_linear.put_in_order(dense, (12, 13, *entry, *range(14, 24), 9, 10, 7, 8, 11, *copying, 3))
     sizes = moa.config.sa_num_kv_heads, config.head_dim, config.rms_norm_eps
     drafts: DraftTrees = torch.classes.moaserve.BlockDrafter(dense, *sizes).draft
@@ -86,6 +86,7 @@ def _copying(head: CopyingHead, embeddings: Tensor) -> list[Tensor]:
         head.from_token(normed),
         head.from_previous(normed),
         head.token_norm.weight,
+        tiled_linear.tiled(F.pad(head.from_token.weight, (0, 0, 0, missing))),
         tiled_linear.tiled(F.pad(head.from_previous.weight, (0, 0, 0, missing))),
         tiled_linear.tiled(F.pad(head.output.weight, (0, missing))),
     ]
