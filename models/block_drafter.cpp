@@ -332,8 +332,8 @@ struct BlockDrafter : torch::CustomClassHolder {
    private:
     // Queries of a token and the one before it, by the head's outputs; those of the text itself stand for no output.
     AMX void ask(int64_t level, int64_t text, int64_t token, int64_t previous, BFloat16* to) const {
-      const BFloat16* known = numbers(drafter_.copied_tokens()) + token * width_;
-      const BFloat16* known_before = numbers(drafter_.copied_previous()) + previous * width_;
+      const BFloat16* known = numbers(drafter_.copied_tokens()) + std::max<int64_t>(token, 0) * width_;
+      const BFloat16* known_before = numbers(drafter_.copied_previous()) + std::max<int64_t>(previous, 0) * width_;
       const int64_t whole = of_tokens_.size(1);
       const float* root = of_tokens_.const_data_ptr<float>() + text * whole;
       const float* before = of_previous_.const_data_ptr<float>() + (level == 0 ? texts_.count + text : text) * whole;

@@ -177,7 +177,7 @@ def drafting_graphs(drafter: MoATreeDrafter) -> list[Graph]:
         known: Tensors = ()
         if block is not None:
             known = (torch.zeros(batch, block.size, hidden_size + 2 * block.intermediate_size, dtype=dtype),)
-        read = block is None or block.copying is not None
+        read = block is None or network.moa.config.copies
         inputs = (
             *(tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(sampling), known),
             windows if read else (),
