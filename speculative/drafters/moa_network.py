@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import AttentionPlan, additive, cached_attention
-from models.copying import CopyingHead
 from models.kv_cache import KVCache, KVWindow
 from models.moa import DraftingMoA, MoA
 from speculative.drafters.base import TargetEnds
@@ -77,9 +76,7 @@ class DraftNetwork(nn.Module):
 
     def opening(self, level: Level, known: Tensor, caches: DraftCaches) -> Tensor:
         """The roots' states [B, 1, E], as ``states``."""
-        features = known[:, :1, : level.frontier.inherited.shape[-1]]
-        copying = None if self.moa.block is None else self.moa.block.copying
-        return features if copying is None else features + self._copied(copying, level, caches)
+        return self._with_copied(known[:, :1, : level.frontier.inherited.shape[-1]], level, caches)
 
     def states(self, level: Level, known: Tensor, caches: DraftCaches) -> Tensor:
         """The frontier's states [B, w, E] in a block of which ``block`` has told what is ``known``."""
@@ -92,18 +89,22 @@ class DraftNetwork(nn.Module):
             tokens = self.known_tokens[self.known_index[frontier.tokens]]
         else:
             tokens = block.of_tokens(self._embed(frontier.tokens))
-        joined = here if block.copying is None else here + self._copied(block.copying, level, caches)
+        joined = self._with_copied(here, level, caches)
         # A root may be any token, and has no parent.
         return torch.where(depth == 0, joined, block.step(frontier.inherited, tokens + positions, joined))
 
-    def _copied(self, copying: CopyingHead, level: Level, caches: DraftCaches) -> Tensor:
-        """What the frontier's nodes find in memory [B, w, E]."""
+    def _with_copied(self, features: Tensor, level: Level, caches: DraftCaches) -> Tensor:
+        """A block's features [B, w, E] at the frontier's nodes, and what these find in memory where levels copy."""
+        assert self.moa.block is not None
+        copying = self.moa.block.copying
+        if copying is None:
+            return features
         frontier, text, ca = level.frontier, level.text, caches[1]
         positions = (text.lengths.unsqueeze(1) + level.place.depth).expand_as(frontier.tokens).flatten()
         embeddings, previous = (self._embed(tokens.flatten()) for tokens in (frontier.tokens, frontier_previous(level)))
         asked = copying.queries(embeddings, previous, self.moa.rotary(positions))
         found: Tensor = copying.output(self._cross_attend(asked, text, ca, num_kv_heads=1))
-        return found.view(*frontier.tokens.shape, -1)
+        return features + found.view(*frontier.tokens.shape, -1)
 
     def _attend(
         self, inputs: Tensor, before: Tensor | None, seen: Tensor, depths: Tensor, row: Tensor, text: Text, caches: DraftCaches

@@ -57,11 +57,13 @@ def moa(config: MoAConfig, vocabulary: int | None) -> MoA:
     return made
 
 
-@pytest.fixture(params=["block", "entry", "few tokens", "paired", "paired, few tokens"])
+@pytest.fixture(params=["block", "entry", "few tokens", "paired", "paired, few tokens", "paired, two heads"])
 def drafters(request: pytest.FixtureRequest) -> tuple[MoADrafter, MoADrafter]:
     """The same in bfloat16, drafting by operators, and in float32."""
     paired = "paired" in request.param
-    config = MoAConfig.from_target(CONFIG, **SIZES, has_entry=paired or request.param == "entry", paired=paired)
+    # Copying asks the first of two KV heads then, by queries that do not fill whole panels.
+    heads_of = {"sa_num_kv_heads": 2, "ca_num_kv_heads": 2} if "two heads" in request.param else {}
+    config = MoAConfig.from_target(CONFIG, **SIZES, **heads_of, has_entry=paired or request.param == "entry", paired=paired)
     weights = moa(config, 96 if "few tokens" in request.param else None)
     tiled, exact = (
         MoADrafter(copy.deepcopy(weights).to(dtype), heads(dtype), 4, LENGTH, SHAPE) for dtype in (torch.bfloat16, torch.float32)

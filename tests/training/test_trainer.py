@@ -153,6 +153,7 @@ def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: Tr
         {"draft_block": 13},
         {"draws": 2},
         {"without_entry": True},
+        {"paired": True},
         {"paired": True, "draft_block": 13},
         {"without_lsa": True, "without_ca": True},
         {"method": "eagle2"},
