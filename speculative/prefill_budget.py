@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-LEAST = 16
+LEAST = 8
 """Tokens that a prompt gets at every step, whatever they cost."""
 
 _SHARE = 0.65

@@ -64,11 +64,12 @@ def test_a_long_prompt_holds_up_no_running_text_for_three_of_its_gaps(costs) -> 
     assert whole == 0.0  # nobody waits
 
 
-def test_reading_gets_about_half_of_the_time() -> None:
+def test_reading_gets_two_thirds_of_a_step() -> None:
     gaps = read(known(small()), small(), 4000)
-    assert median(gaps) == pytest.approx(2 * STEP, rel=0.05)
+    assert max(gaps) <= 1.8 * STEP  # the shortest of readings, at the end of a long prompt
+    assert median(gaps) == pytest.approx(1.65 * STEP, rel=0.05)
     alone = sum(small().seconds(start, min(512, 4000 - start)) for start in range(0, 4000, 512))
-    assert sum(gaps) < 2.6 * alone
+    assert sum(gaps) < 3.2 * alone
 
 
 def test_a_large_network_is_not_run_for_a_handful_of_tokens() -> None:
@@ -134,8 +135,8 @@ def test_wrong_costs_are_put_right_by_what_reading_takes(part: str, wrong: float
     for _ in range(3):
         read(budget, small(), 4000)
     gaps = read(budget, small(), 4000)
-    assert max(gaps) <= 2.5 * STEP
-    assert median(gaps) == pytest.approx(2 * STEP, rel=0.1)
+    assert max(gaps) <= 1.9 * STEP
+    assert median(gaps) == pytest.approx(1.65 * STEP, rel=0.1)
 
 
 def test_what_nobody_notices_is_always_allowed() -> None:
@@ -181,7 +182,7 @@ def test_what_reading_costs_is_measured_and_leaves_no_trace(make_engine: MakeEng
     assert not engine.has_work and engine.clock.steps == 0 and len(engine.prefixes.index) == 0
     assert engine.scheduler.budget.most == 512
     assert measure_reading(make_engine(prefill_chunk=LEAST)) is None
-    assert measure_reading(make_engine(max_model_len=32)) is None
+    assert measure_reading(make_engine(max_model_len=2 * LEAST)) is None
 
 
 @pytest.mark.parametrize("drafter", ["none", "moa", "eagle3", "independent", "ngram"])
