@@ -44,6 +44,8 @@ class Backlog:
     def add_prompt(self, sequence: Sequence, verified: VerifiedTokens) -> None:
         """A stretch of a prompt, the latest tokens that were computed of it."""
         sequence.num_untold += len(verified.token_ids)
+        if verified.tapped is not None:  # a part of what was tapped of a longer stretch would keep all of that
+            verified = replace(verified, tapped=verified.tapped.clone())
         self._prompts.append((sequence, verified))
 
     def add_step(self, batch: Many[Sequence], tapped: Tensor | None) -> None:
@@ -53,6 +55,10 @@ class Backlog:
         self._steps.append((batch, tapped))
         if len(self._steps) > MOST_STEPS:
             self._skip()
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended: its prompt is not to be told."""
+        self._prompts = [each for each in self._prompts if each[0] is not sequence]
 
     def _skip(self) -> None:
         """The oldest step, and prompts before it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -10,13 +12,21 @@ class Detokenizer:
     """Incremental text of one request.
 
     Bytes that do not yet form a character wait, and so does text that could be the start of a stop string; what has been given out
-    is never taken back. Stop strings end nothing within the first ``min_tokens`` tokens.
+    is never taken back. Stop strings end nothing within the first ``min_tokens`` tokens. ``special`` tokens have no
+    text: those that are known need not be decoded again with every token behind them.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
+        special: Set[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = stop
+        self._special = special
         self._unstoppable = min_tokens
         self._held = ""
         self._undecoded: list[int] = []
@@ -27,12 +37,24 @@ class Detokenizer:
         if self._tokenizer is None:
             return ""
         self._unstoppable -= 1
-        text = self._stream.step(self._tokenizer, token)
+        if token in self._special:
+            return ""
+        text = self._decode(self._tokenizer, token)
         if text is None:
             self._undecoded.append(token)
             return ""
         self._undecoded.clear()
         return self._release(text) if self._stop and self._unstoppable < 0 else text
+
+    def _decode(self, tokenizer: Tokenizer, token: int) -> str | None:
+        """The text up to ``token`` that has not been told; None where it is not certain yet."""
+        try:
+            return self._stream.step(tokenizer, token)
+        except Exception:  # the library raises nothing more precise
+            # Of bytes in a row some decoders make characters only if all of them are valid: one that is not would change text that
+            # has been told. That stays, and what follows is decoded by itself.
+            self._stream = DecodeStream(ids=[token], skip_special_tokens=True)
+            return tokenizer.decode([*self._undecoded, token], skip_special_tokens=True)
 
     def flush(self) -> str:
         """All that waited: the text has ended."""

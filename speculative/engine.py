@@ -348,6 +348,7 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         if sequence.finish_reason != "error":
             self.prefixes.keep(sequence)
+        self.telling.forget(sequence)
         if self.drafter is not None:
             self.drafter.forget(sequence)
         self.policy.forget(sequence)

@@ -93,6 +93,11 @@ class Expectations:
         record = self._record(sequence)
         record.gained += _FORGOTTEN * (self._kind(sequence).gained - record.gained)
 
+    @property
+    def num_requests(self) -> int:
+        """Requests of which something is remembered."""
+        return len(self._requests)
+
     def forget(self, sequence: Sequence) -> None:
         """Its request has ended."""
         self._requests.pop(sequence.request.request_id, None)

@@ -28,6 +28,9 @@ MOST_KEPT = 256
 """Grammars that are kept, whatever they count: parts that many have in common are counted once, and so what the thousandth adds to
 the process is several times what it adds to the count."""
 
+_LONG_TOKEN = 32
+"""Characters that few tokens have more of: as much text is looked at as so many tokens may have."""
+
 _ERRORS = (RuntimeError, ValueError, xgrammar.InvalidJSONError, xgrammar.InvalidStructuralTagError)
 
 
@@ -164,8 +167,11 @@ class GrammarMatcher:
         walk(0)
         return sorted(kept)
 
-    def forced(self) -> list[int]:
-        """Tokens for the text that must come next, and for its end if nothing can follow; [] where there is a choice."""
+    def forced(self, most: int) -> list[int]:
+        """Tokens for the text that must come next, and for its end if nothing can follow; [] where there is a choice.
+
+        At most ``most``, and of a longer text no more is looked at than they may have.
+        """
         if self._text is None:
             return []
         try:
@@ -174,11 +180,11 @@ class GrammarMatcher:
             text = ""
         if not text:
             return []
-        ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._text.encode(text[: most * _LONG_TOKEN], add_special_tokens=False).ids[:most]
         # Some tokenizers begin every text with a space, which the grammar may not allow.
         accepted = sum(1 for _ in takewhile(self._matcher.accept_token, ids))
         forced = ids[:accepted]
-        if self._matcher.is_completed() and int(self._allowed().sum()) == len(self._matcher.stop_token_ids):
+        if accepted < most and self._matcher.is_completed() and int(self._allowed().sum()) == len(self._matcher.stop_token_ids):
             forced.append(self._matcher.stop_token_ids[0])
         self._matcher.rollback(accepted)
         return forced

@@ -275,6 +275,8 @@ class AdaptivePolicy:
             if sequence.drafts_here:
                 known = promise is not None and not isnan(promise) and drafted
                 self.expected.observe(sequence, tokens, promise if known else None, share if known else 1.0)
+                if sequence.finish_reason is not None:  # it was forgotten as it ended, before this was known
+                    self.expected.forget(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """As in SpeculationPolicy."""

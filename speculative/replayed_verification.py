@@ -32,6 +32,8 @@ class ReplayedVerification:
         self._target, self._cache, self._taps = target, cache, taps
         self._layout = TreeLayout(cache, target.config.groups)
         self._replayed = Replayed(record)
+        vocab_size, dtype = target.config.vocab_size, target.dtype
+        self._logits = torch.empty(cache.num_slots * cache.scratch, vocab_size, dtype=dtype, device=cache.data.device)
 
     def __len__(self) -> int:
         """Recordings that there are."""
@@ -69,7 +71,8 @@ class ReplayedVerification:
             positions, write, mask = self._layout(parents, lengths, counting(span, lengths.device))
             plan = AttentionPlan(0, texts, rows, positions.flatten(), write.flatten(), mask)
         hidden, tapped = target.forward_tapped(token_ids.flatten(), plan, cache, self._taps)
-        logits = target.logits(hidden)
+        # Each recording keeps its outputs: of logits, which are large, all share these.
+        logits = self._logits[: texts * rows].copy_(target.logits(hidden))
         return [each.unflatten(0, (texts, rows)) for each in (logits, argmax(logits), *(() if tapped is None else (tapped,)))]
 
 

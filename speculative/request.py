@@ -13,6 +13,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_LOGPROBS = 20
 """Most alternatives that are reported for a token."""
 
+MAX_COUNT = 2**31 - 1
+"""Of numbers of tokens that a request names: no vocabulary and no text has more, and operators and frames hold no larger ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
@@ -63,14 +66,14 @@ class SamplingParams:
         _check("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "at least 0", self.max_tokens)
         _check("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100", self.temperature)
         _check("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1", self.top_p)
-        _check("top_k", self.top_k >= 0, "at least 0 (0: off)", self.top_k)
+        _check("top_k", 0 <= self.top_k <= MAX_COUNT, f"between 0 (off) and {MAX_COUNT}", self.top_k)
         _check("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1", self.min_p)
         _check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2", self.frequency_penalty)
         _check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2", self.presence_penalty)
         _check("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "above 0 and at most 100", self.repetition_penalty)
         _check("logit_bias", all(-100 <= bias <= 100 for _, bias in self.logit_bias), "between -100 and 100", self.logit_bias)
         _check("stop", all(self.stop), "free of empty strings", self.stop)
-        _check("min_tokens", self.min_tokens >= 0, "at least 0", self.min_tokens)
+        _check("min_tokens", 0 <= self.min_tokens <= MAX_COUNT, f"between 0 and {MAX_COUNT}", self.min_tokens)
         if self.max_tokens is not None:
             _check("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens, {self.max_tokens}", self.min_tokens)
         _check("ignore_eos", not (self.ignore_eos and self.grammar), "false with a grammar, which ends its text", self.ignore_eos)

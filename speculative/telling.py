@@ -55,7 +55,8 @@ class Telling:
     def of_step(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None) -> None:
         """Trees were verified: keep the keys and values of accepted paths, and tell of them; tapped [B·(N+1), taps·E]."""
         if not self.drafting and not any(sequence.request.remote for sequence in batch):
-            self._backlog.add_step(batch, tapped)
+            # What a recorded pass tapped holds until the next one only.
+            self._backlog.add_step(batch, None if tapped is None else tapped.clone())
         elif verified := keep_paths(self._cache, batch, tree, accepted, tapped):
             self._tell(*self._backlog.take(), verified)
 
@@ -63,6 +64,10 @@ class Telling:
         """Tell of what has waited too long; the texts' lengths must be what they are after the step."""
         while self._backlog.full:
             self._tell(*self._backlog.take_portion())
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended: of its prompt nothing need be told."""
+        self._backlog.forget(sequence)
 
     def _tell(self, *verified: VerifiedTokens) -> None:
         if self.drafter is not None:

@@ -22,6 +22,8 @@ class Texts:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
+        added = self._text.get_added_tokens_decoder() if self._text is not None else {}
+        self._special = frozenset(token for token, each in added.items() if each.special)
         self._grammars = Grammars(tokenizer, vocab_size, sorted(self._eos_token_ids)) if tokenizer is not None else None
 
     def begin(self, request: Request, max_model_len: int) -> Sequence:
@@ -33,7 +35,7 @@ class Texts:
             request=request,
             sampler=Sampler(params, seed, prompt, self._eos_token_ids, grammar),
             max_length=max_model_len if params.max_tokens is None else len(prompt) + params.max_tokens,
-            detokenizer=Detokenizer(self._text, params.stop, params.min_tokens),
+            detokenizer=Detokenizer(self._text, params.stop, params.min_tokens, self._special),
             tokens=list(prompt),
             prediction=Prediction(request.prediction) if request.prediction else None,
         )

@@ -19,7 +19,7 @@ class GrammarDrafter(DrafterWrapper):
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """A chain for each sequence whose text is forced, the other's tree for the rest."""
-        chains = [_forced(sequence)[: shape.nodes] for sequence in sequences]
+        chains = [_forced(sequence, shape.nodes) for sequence in sequences]
         if all(chain or not sequence.drafts_here for chain, sequence in zip(chains, sequences, strict=True)):
             return DraftTree.from_chains(chains)
         tree = self.other.propose(sequences, shape, target_cache)
@@ -35,9 +35,9 @@ class GrammarDrafter(DrafterWrapper):
         return tree.pruned(keep)
 
 
-def _forced(sequence: Sequence) -> list[int]:
+def _forced(sequence: Sequence, most: int) -> list[int]:
     grammar = sequence.sampler.grammar
     if grammar is None or grammar.ended or not sequence.drafts_here:
         return []
-    tokens = grammar.forced()
+    tokens = grammar.forced(most)
     return tokens if len(tokens) >= WORTHWHILE else []

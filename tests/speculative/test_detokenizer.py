@@ -1,5 +1,8 @@
+import random
+
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
 from models.loader import BUNDLED
 from speculative.detokenizer import Detokenizer
@@ -23,6 +26,47 @@ def test_a_character_cut_off_in_its_middle_comes_out_at_the_end(tokenizer: Token
     detokenizer = Detokenizer(tokenizer)
     assert [detokenizer.add(token) for token in ids[:-1]] == [""] * (len(ids) - 1)
     assert detokenizer.flush() == "\ufffd"
+
+
+def test_special_tokens_that_are_known_need_not_be_decoded(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("<|im_start|>naïve🙂<|im_end|><|im_end|><|im_end|> text<|im_end|>").ids
+    special = {token for token, each in tokenizer.get_added_tokens_decoder().items() if each.special}
+    detokenizer, known = Detokenizer(tokenizer), Detokenizer(tokenizer, special=special)
+    assert [known.add(token) for token in ids] == [detokenizer.add(token) for token in ids]
+    assert known.flush() == detokenizer.flush() == ""
+
+
+@pytest.fixture(scope="module")
+def falling_back() -> Tokenizer:
+    """As Llama 2's: characters without a token are bytes, of which the decoder makes characters where all in a row are valid."""
+    characters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c"]
+    model = BPE({token: number for number, token in enumerate(characters)}, [], byte_fallback=True, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("a <0x0A> <0xF0> b", "a\n\ufffdb"),
+        ("a <0xC3> <0xA9> <0xF0> ▁ b <0x0A> c", "aé\ufffd b\nc"),
+        ("a <0xC3> <0xA9> <0xF0> <0x9F> <0x99> <0x82> b", "aé🙂b"),
+    ],
+)
+def test_bytes_that_are_no_character_change_nothing_that_has_been_told(falling_back: Tokenizer, written: str, told: str) -> None:
+    detokenizer = Detokenizer(falling_back)
+    pieces = [detokenizer.add(falling_back.token_to_id(token)) for token in written.split()]
+    assert "".join(pieces) + detokenizer.flush() == told
+
+
+def test_whatever_bytes_are_drawn_text_goes_on(falling_back: Tokenizer) -> None:
+    draw = random.Random(0)
+    for _ in range(100):
+        detokenizer = Detokenizer(falling_back)
+        ids = [draw.randrange(1, 257) if draw.random() < 0.5 else draw.randrange(257, 261) for _ in range(60)]
+        text = "".join(map(detokenizer.add, ids)) + detokenizer.flush()
+        assert sum(text.count(letter) for letter in "abc ") >= sum(token >= 257 for token in ids)
 
 
 def test_special_tokens_stay_out_but_tool_call_tags_do_not(tokenizer: Tokenizer) -> None:

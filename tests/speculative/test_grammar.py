@@ -199,8 +199,19 @@ def test_text_that_is_forced_up_to_the_middle_of_a_character_is_left_to_the_draf
     grammars = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
     # These characters share their first byte, and the two emoji all bytes but the last.
     for choices, following in (('"ø" | "Ù"', []), ('"so 🙂" | "so 🙃"', [])):
-        assert grammars.follow(Grammar("ebnf", f"root ::= {choices}")).forced() == following
-    assert tokenizer.decode(grammars.follow(Grammar("ebnf", 'root ::= "so 🙂" | "so 🙂🙂"')).forced()) == "so 🙂"
+        assert grammars.follow(Grammar("ebnf", f"root ::= {choices}")).forced(15) == following
+    assert tokenizer.decode(grammars.follow(Grammar("ebnf", 'root ::= "so 🙂" | "so 🙂🙂"')).forced(15)) == "so 🙂"
+
+
+def test_of_a_long_text_that_is_forced_no_more_is_looked_at_than_is_asked_for() -> None:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    grammars = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    text = "one two three four " * 300
+    whole = tokenizer.encode(text, add_special_tokens=False)
+    matcher = grammars.follow(Grammar("ebnf", f'root ::= "{text}"'))
+    assert matcher.forced(15) == whole[:15]
+    assert matcher.forced(len(whole) + 5) == [*whole, tokenizer.eos_token_id]
 
 
 def test_so_many_grammars_are_kept_whatever_they_count_and_texts_go_on_without(monkeypatch: pytest.MonkeyPatch) -> None:

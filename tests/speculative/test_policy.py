@@ -171,6 +171,17 @@ def test_what_one_kind_of_request_has_shown_is_expected_of_the_next() -> None:
     assert made.shape(sequences(temperature=0.0, first=2)) is not None
 
 
+def test_of_requests_that_have_ended_nothing_is_kept() -> None:
+    """A step is judged once its texts have been told, and those that ended with it been forgotten."""
+    made, batch = policy(), sequences(2)
+    fare(made, batch, 1)
+    assert made.expected.num_requests == 2
+    batch[0].finish("length")
+    made.forget(batch[0])
+    fare(made, batch, 1, steps=1)
+    assert made.expected.num_requests == 1
+
+
 def test_the_dearer_a_level_the_likelier_it_must_be() -> None:
     reaches = [policy(level=level).shape(sequences()).min_reach for level in (0.01, 0.05, 0.2)]  # type: ignore[union-attr]
     assert reaches == sorted(reaches) and reaches[0] < reaches[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from speculative.drafters.moa import MoADrafter
 from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
+from speculative.policy import FixedPolicy
 from speculative.replaying import ReplayedMemory, ReplayedTrees, replay_engine
 from speculative.request import Request
 from speculative.sampler import Sampler
@@ -43,6 +44,13 @@ def strict(run: Callable[[], list[Tensor]]) -> tuple[Callable[[], None], list[Te
     run()
     with OnDevice():
         return rerun(run)
+
+
+class NeverDrafting(FixedPolicy):
+    """Plain steps, by a drafter that is to know of them later."""
+
+    def shape(self, batch: Sequence[object], *, reading: bool = False) -> None:
+        return None
 
 
 def crowd() -> list[Request]:
@@ -86,6 +94,24 @@ def test_texts_are_the_same_as_without(drafter: str, slots: int, make_engine: Ma
     engine = replaying(make_engine(N0, drafter, max_num_seqs=slots))
     assert tokens(run(engine, crowd())) == expected
     assert engine.replayed is not None and len(engine.replayed) > 0
+
+
+def test_what_waited_to_be_told_is_what_it_was(make_engine: MakeEngine) -> None:
+    """What a recorded pass tapped is overwritten by the next one, and a drafter may be told of it many steps later."""
+    engines = [make_engine(N0, "paired block", max_num_seqs=2) for _ in range(2)]
+    replaying(engines[1])
+    for engine in engines:
+        engine.telling.drafting = False
+        engine.policy = NeverDrafting(engine.largest_shape)
+        engine.add(request("a", [5, 9, 23, 41], max_tokens=12, temperature=0.0))
+        for _ in range(9):
+            engine.step()
+        while not engine.telling.drafting:
+            assert engine.telling.catch_up()
+    one, other = (engine.drafter.caches for engine in engines if engine.drafter is not None)
+    for there, here in zip(one, other, strict=True):
+        known = slice(there.flat_row(0, 0), there.flat_row(0, 11))  # the prompt and eight steps
+        torch.testing.assert_close(here.data[:, known], there.data[:, known])
 
 
 def test_trees_whose_shapes_are_recorded_keep_them(make_engine: MakeEngine) -> None:
