@@ -30,7 +30,7 @@ from app.responses import (
     TopLogprob,
 )
 from app.schemas import Prediction
-from app.tokens import TokenTexts, beginning, check_length, encoded, may_be_too_long
+from app.tokens import TokenTexts, beginning, check_length, encoded
 from app.tools.parsing import CallDelta, ToolParser
 from app.tools.pieces import Pieces
 from app.tools.schemas import Tool
@@ -74,15 +74,13 @@ def prompt_tokens(
         **variables,
     }
     try:
-        if most is not None and may_be_too_long(sum(len(message.content or "") for message in messages), most):
-            check_length(tokenizer, tokenizer.apply_chat_template(conversation, tokenize=False, **rendering), "messages", most)
-        ids: list[int] = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=False, **rendering)
-    except ContextLengthError:
-        raise
+        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, **rendering)
     except Exception as error:  # a template is a program of the model's, and raises what it likes about its input
         logger.debug("chat template failed", exc_info=error)
         raise InvalidParameterError(f"The model's chat template cannot render these messages: {error}", param="messages") from error
-    return ids
+    if most is not None:  # of all that was rendered: tools, calls and variables may be long too
+        check_length(tokenizer, text, "messages", most)
+    return encoded(tokenizer, text, "messages", add_special_tokens=False)  # the template has written those
 
 
 def predicted_tokens(tokenizer: Any, prediction: Prediction | None, most: int) -> list[int]:
@@ -93,11 +91,13 @@ def predicted_tokens(tokenizer: Any, prediction: Prediction | None, most: int) -
 
 
 def _template_message(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: no fields that are not set, and tool arguments as objects where they are objects."""
+    """A message as templates expect it: no fields without a value, and tool arguments as objects where they are objects."""
     rendered = message.model_dump(exclude_none=True)
     if message.role == "developer":
         rendered["role"] = "system"
     rendered.setdefault("content", "")
+    if not rendered.get("tool_calls"):
+        rendered.pop("tool_calls", None)  # templates take an empty list for calls too: Llama 3.1's raises, as it wants one
     for call in rendered.get("tool_calls", ()):
         call["function"]["arguments"] = _arguments(call["function"]["arguments"])
     return rendered
@@ -106,7 +106,7 @@ def _template_message(message: Message) -> dict[str, Any]:
 def _arguments(text: str) -> Any:
     try:
         arguments = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # it may be nested very deeply
         return text
     return arguments if isinstance(arguments, dict) else text
 

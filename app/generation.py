@@ -59,6 +59,7 @@ def requests_for(
     ``default_limit`` is the number of tokens to generate where the caller sets none; it gives way to the context's end.
     ``prediction`` is what the caller expects to come, ``grammar`` what must come where that is not the body's own constraint.
     """
+    serving.admission.check(len(prompts) * body.candidates)  # before any of them is made: there may be very many
     info = serving.model_info()
     requests: list[Request] = []
     for prompt in prompts:

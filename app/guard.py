@@ -15,8 +15,16 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import ApiError, AuthenticationError, PermissionDeniedError, RequestTooLargeError, TooManyRequestsError
+from app.errors import (
+    ApiError,
+    AuthenticationError,
+    InvalidParameterError,
+    PermissionDeniedError,
+    RequestTooLargeError,
+    TooManyRequestsError,
+)
 from app.keys import ApiKeys
+from app.paths import routed_path
 from app.settings import HttpSettings
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
@@ -30,7 +38,7 @@ class Guard:
         self._app = app
         self._keys = ApiKeys.load(settings.api_key, settings.api_key_file)
         self._rates = Rates(settings.rate_limit)
-        self._hosts = [host.strip().lower() for host in settings.allowed_hosts.split(",")] if settings.allowed_hosts else []
+        self._hosts = [_host_pattern(host) for host in settings.allowed_hosts.split(",")] if settings.allowed_hosts else []
         self._origins = [origin.strip() for origin in (settings.cors_origins or "").split(",")]
         self._most = settings.max_body_bytes
 
@@ -48,11 +56,11 @@ class Guard:
         await self._app(scope, self._limited(receive) if scope["type"] == "http" else receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        host = headers.get("host", "").rsplit(":", 1)[0].lower()
+        host = _without_port(headers.get("host", "")).lower()
         if self._hosts and not any(fnmatchcase(host, allowed) for allowed in self._hosts):
             raise PermissionDeniedError(f"This server does not answer for the host '{host}'.", code="host_not_allowed")
         # A browser asks without a key whether it may ask with one.
-        if scope.get("method") != "OPTIONS" and scope["path"].startswith(GUARDED):
+        if scope.get("method") != "OPTIONS" and routed_path(scope).startswith(GUARDED):
             caller = scope["client"][0] if scope.get("client") else "unknown"
             if self._keys.required:
                 owner = self._keys.owner(headers.get("authorization"))
@@ -92,6 +100,20 @@ class Guard:
         return limited
 
 
+def _host_pattern(allowed: str) -> str:
+    """What `fnmatchcase` is to find hosts by; its sets of characters are none here, as brackets are those of an IPv6 address."""
+    host = allowed.strip().lower()
+    if host.count(":") > 1 and not host.startswith("["):
+        host = f"[{host}]"
+    return host.replace("[", "[[]")
+
+
+def _without_port(host: str) -> str:
+    """A Host header's host; of an IPv6 address, which has colons of its own, with its brackets."""
+    name, _, port = host.rpartition(":")
+    return name if name and "]" not in port else host
+
+
 class Rates:
     """How often each caller may ask: rates in the words of `limits`, such as "60/minute;1000/day"."""
 
@@ -124,13 +146,27 @@ class Admission:
         self._tokens = 0
 
     def take(self, prompts: Sequence[int]) -> Places:
-        """Places for requests with prompts of these lengths; raises TooManyRequestsError unless there is room for all of them."""
+        """Places for requests with prompts of these lengths.
+
+        Raises TooManyRequestsError where there is no room for all of them now, and InvalidParameterError where there never is.
+        """
+        self.check(len(prompts))
+        if self._most_tokens is not None and len(prompts) > self._slots and sum(prompts) > self._most_tokens:
+            raise InvalidParameterError(
+                f"This server writes {self._slots} texts at a time. Where a request has more, their prompts may have "
+                f"{self._most_tokens} tokens together, and these {len(prompts)} have {sum(prompts)}."
+            )
         waiting = self._requests + len(prompts) - self._slots
         if self._most_requests is not None and waiting > self._most_requests:
             raise TooManyRequestsError(f"{self._most_requests} requests may wait, and do.", code="queue_full")
         if self._most_tokens is not None and waiting > 0 and self._tokens + sum(prompts) > self._most_tokens:
             raise TooManyRequestsError(f"{self._most_tokens} prompt tokens may wait, and do.", code="queue_full")
         return Places(self, prompts)
+
+    def check(self, texts: int) -> None:
+        """Refuse more texts in one request than there ever is room for: to come back later would not help."""
+        if self._most_requests is not None and texts > (most := self._slots + self._most_requests):
+            raise InvalidParameterError(f"This server takes {most} texts at a time, and this request asks for {texts}.")
 
     def count(self, requests: int, tokens: int) -> None:
         """Add to what is counted, or take from it."""

@@ -93,8 +93,12 @@ class Metrics:
         """All metrics as text, and its content type, in the format that the scraper asks for."""
         if name := self._name():
             self._series_of(name)
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        try:
+            encode, content_type = choose_encoder(accept)
+            return encode(self.registry), content_type
+        except (TypeError, ValueError):  # prometheus_client compares versions that are none, and parts of them that are no numbers
+            encode, content_type = choose_encoder("")
+            return encode(self.registry), content_type
 
     def _name(self) -> str:
         """The model's; empty while it has none, which is as good as no label to Prometheus."""

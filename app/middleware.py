@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import to_api_error
 from app.logs import current_request_id
+from app.paths import routed_path
 
 logger = logging.getLogger("moaserve.access")
 
@@ -74,7 +75,7 @@ class ErrorCount:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in PROBES:
+        if scope["type"] not in ("http", "websocket") or routed_path(scope) in PROBES:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
@@ -105,6 +106,7 @@ class AccessLog:
         began = time.perf_counter()
         status, complete, gone = 500, False, False
         method = scope.get("method", "GET")  # a WebSocket begins as one
+        probe = routed_path(scope) in PROBES
 
         async def watched_receive() -> Message:
             nonlocal gone
@@ -127,7 +129,7 @@ class AccessLog:
             await self._app(scope, watched_receive, watched_send)
         finally:
             logger.log(
-                logging.DEBUG if scope["path"] in PROBES else logging.INFO,
+                logging.DEBUG if probe else logging.INFO,
                 "%s %r %d %.1f ms",
                 method,
                 scope["path"],  # quoted: a path may hold line breaks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,7 +14,8 @@ from app.tools.schemas import Tool, ToolOptions
 from speculative.request import MAX_LOGPROBS
 
 T = TypeVar("T")
-INT64 = 2**63
+INT32, INT64 = 2**31, 2**63
+"""What numbers stay below that the engine keeps in so many bits."""
 
 
 def _listed(stop: Any) -> Any:
@@ -80,7 +81,7 @@ class SamplingRequest(StructuredRequest):
     model: str | None = Field(None, description="A name from /v1/models; may be left out, as one model is served.")
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, description="Extension. Only the k likeliest tokens; 0: all.")
+    top_k: int | None = Field(None, ge=0, lt=INT32, description="Extension. Only the k likeliest tokens; 0: all.")
     min_p: float | None = Field(None, ge=0, le=1, description="Extension. Drops tokens below this share of the likeliest.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -89,7 +90,7 @@ class SamplingRequest(StructuredRequest):
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     stop: Annotated[StopTexts | None, BeforeValidator(_listed, str | list[str] | None)] = None
     stop_token_ids: list[int] | None = Field(None, max_length=128, description="Extension. Tokens that end the text.")
-    min_tokens: int | None = Field(None, ge=0, description="Extension. Nothing ends the text before this many tokens.")
+    min_tokens: int | None = Field(None, ge=0, lt=INT32, description="Extension. Nothing ends the text before this many tokens.")
     ignore_eos: bool | None = Field(None, description="Extension. The model's end tokens do not end the text.")
     stream: bool | None = None
     speculative: bool | None = Field(
@@ -128,7 +129,7 @@ class SamplingRequest(StructuredRequest):
 class ChoicesRequest(SamplingRequest):
     """What chat and text completions share besides: several choices, and streams that tell usage when asked."""
 
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, lt=INT32)
     n: int | None = Field(None, ge=1, le=128)
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -177,7 +178,7 @@ class ChatCompletionRequest(ChoicesRequest, TemplateOptions, ToolOptions):
     """POST /v1/chat/completions."""
 
     messages: Conversation = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=INT32)
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -225,7 +226,9 @@ class CompletionRequest(ChoicesRequest):
         list[str] | list[list[int]],
         PlainValidator(_prompts, json_schema_input_type=_Text | _Some[_Text] | _Some[int] | _Some[_Some[int]]),
     ]
-    max_tokens: int | None = Field(None, ge=0, description="0 generates nothing: with echo and logprobs the prompt is scored.")
+    max_tokens: int | None = Field(
+        None, ge=0, lt=INT32, description="0 generates nothing: with echo and logprobs the prompt is scored."
+    )
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -260,6 +263,16 @@ class CompletionRequest(ChoicesRequest):
         return self.logprobs if self.echo else None
 
 
+# What says how one kind of text is tokenized, and the value with which it changes nothing about the other kind.
+_OF_PROMPT: Final[dict[str, Any]] = {"add_special_tokens": False}
+_OF_MESSAGES: Final[dict[str, Any]] = {
+    "tools": [],
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "chat_template_kwargs": {},
+}
+
+
 class TokenizeRequest(TemplateOptions):
     """POST /tokenize, as vLLM has it: a ``prompt``, or ``messages`` as the chat template writes them."""
 
@@ -267,13 +280,24 @@ class TokenizeRequest(TemplateOptions):
     prompt: str | None = None
     messages: Conversation | None = Field(None, min_length=1)
     tools: list[Tool] | None = Field(None, max_length=128)
-    add_special_tokens: bool | None = Field(None, description="Whether a prompt gets those that the tokenizer adds; default true.")
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Whether a prompt gets those that the tokenizer adds; default true. Conversations have those of the template.",
+    )
     return_token_strs: bool | None = Field(None, description="Tell each token's text too.")
 
     @model_validator(mode="after")
     def _one_text(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise PydanticCustomError("invalid_value", "give either prompt or messages", {"at": ".prompt"})
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_for_the_other(self) -> TokenizeRequest:
+        idle, other = (_OF_MESSAGES, "messages") if self.messages is None else (_OF_PROMPT, "a prompt")
+        for name, neutral in idle.items():
+            if getattr(self, name) not in (None, neutral):
+                raise PydanticCustomError("invalid_value", "it is only allowed with {other}", {"at": f".{name}", "other": other})
         return self
 
 

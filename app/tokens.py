@@ -33,19 +33,14 @@ def beginning(text: str, most: int) -> str:
     return text[: FAR_TOO_LONG * CHARACTERS * most]
 
 
-def may_be_too_long(characters: int, most: int) -> bool:
-    """Whether a text of so many characters is worth a `check_length`."""
-    return characters > FAR_TOO_LONG * CHARACTERS * most
-
-
 def check_length(tokenizer: Any, text: str, param: str, most: int) -> None:
     """Refuse a text that is far longer than ``most`` tokens by its beginning: tokenizing a megabyte takes a second.
 
     Raises ContextLengthError.
     """
-    if not may_be_too_long(len(text), most):
-        return
     first = beginning(text, most)
+    if len(first) == len(text):
+        return
     if (count := len(encoded(tokenizer, first, param))) >= FAR_TOO_LONG * most:
         raise ContextLengthError(
             f"This model's maximum context length is {most} tokens. However, your text is too long: "

@@ -50,11 +50,12 @@ class Backend(Protocol):
 class ServerBackend:
     """A running server, ours or another that speaks OpenAI's API."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         base = url.rstrip("/")
         self._url = (base if base.endswith("/v1") else base + "/v1") + "/chat/completions"
         # An answer may take its time; only connecting must be quick.
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5))
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(None, connect=5))
 
     async def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | AnswerStats, None]:
         """The server's answer, streamed."""

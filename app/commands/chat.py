@@ -20,6 +20,7 @@ def chat(
     url: Annotated[
         str | None, typer.Option(help="A running server, e.g. http://127.0.0.1:8000. (default: load the model right here)")
     ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Its key.", show_envvar=True)] = None,
     system: Annotated[str | None, typer.Option(help="System message to begin with.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.", min=1)] = None,
     temperature: Annotated[
@@ -84,7 +85,7 @@ def chat(
     # Not asyncio.run: lines are read between answers, on the main thread, so that Ctrl-C reaches both.
     loop = asyncio.new_event_loop()
     try:
-        backend = _open(loop, url, engine_options)
+        backend = _open(loop, url, api_key, engine_options)
         try:
             _converse(loop, backend, system, request)
         finally:
@@ -93,14 +94,14 @@ def chat(
         loop.close()
 
 
-def _open(loop: asyncio.AbstractEventLoop, url: str | None, engine_options: dict[str, Any]) -> Backend:
+def _open(loop: asyncio.AbstractEventLoop, url: str | None, api_key: str | None, engine_options: dict[str, Any]) -> Backend:
     from app.commands import backends
 
     if url is not None:
         given = sorted("--" + name.replace("_", "-") for name, value in engine_options.items() if value is not None)
         if given:
             options.fail(f"{', '.join(given)} cannot be set together with --url: the server has its model already", code=2)
-        return backends.ServerBackend(url)
+        return backends.ServerBackend(url, api_key)
     settings = options.load_settings(**engine_options)
     typer.echo(f"Loading {settings.model} ...", err=True)
     try:

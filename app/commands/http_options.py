@@ -99,7 +99,7 @@ CorsOrigins = Annotated[
     ),
 ]
 AllowedHosts = Annotated[
-    str | None, typer.Option(help="Host headers that are answered: a.org,*.b.org. (default: all)", rich_help_panel=GUARD)
+    str | None, typer.Option(help="Host headers that are answered: a.org,*.b.org,[::1]. (default: all)", rich_help_panel=GUARD)
 ]
 ForwardedAllowIps = Annotated[
     str | None,

@@ -11,7 +11,7 @@ from app import parameters
 from app.messages import StrictModel, TemplateOptions
 from app.responses_api.items import InputItems
 from app.responses_api.tools import Choice, FunctionTool, NamedTool, TextFormat
-from app.schemas import SamplingRequest
+from app.schemas import INT32, SamplingRequest
 from app.structured import Constraint, form_of
 from app.tools.schemas import ToolChoice, ToolOptions
 from speculative.request import MAX_LOGPROBS
@@ -79,8 +79,8 @@ class ResponseRequest(SamplingRequest, TemplateOptions):
     input: Annotated[InputItems | None, BeforeValidator(_as_items, str | InputItems | None)] = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
-    max_tool_calls: int | None = Field(None, ge=1, description="Of built-in tools; there are none.")
+    max_output_tokens: int | None = Field(None, ge=1, lt=INT32)
+    max_tool_calls: int | None = Field(None, ge=1, lt=INT32, description="Of built-in tools; there are none.")
     store: bool | None = Field(None, description="Whether the response can be had again, and gone on with; default true.")
     background: bool | None = None
     include: list[Includable] | None = None

@@ -13,7 +13,7 @@ from app.completions import known_tokens
 from app.deps import ServingDep
 from app.responses import GUARDED, Text, Tokens, Version
 from app.schemas import DetokenizeRequest, TokenizeRequest
-from app.tokens import TokenTexts, encoded
+from app.tokens import TokenTexts, check_length, encoded
 
 router = APIRouter(tags=["tokenize"], route_class=BodyRoute)
 
@@ -22,18 +22,19 @@ router = APIRouter(tags=["tokenize"], route_class=BodyRoute)
 async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
     """A prompt's tokens, or a conversation's as the chat template writes it."""
     check_model(serving, body.model)
-    tokenizer = serving.engine.tokenizer
+    tokenizer, most = serving.engine.tokenizer, serving.model_info().max_model_len
 
     def work() -> tuple[list[int], list[str] | None]:
         if body.messages is not None:
-            ids = chat.prompt_tokens(tokenizer, body.messages, body, body.tools or ())
+            ids = chat.prompt_tokens(tokenizer, body.messages, body, body.tools or (), most=most)
         else:
+            check_length(tokenizer, body.prompt or "", "prompt", most)
             ids = encoded(tokenizer, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
         texts = TokenTexts(tokenizer) if body.return_token_strs else None
         return ids, None if texts is None else [texts.text(token) for token in ids]
 
     ids, strings = await tokenize(serving, work)
-    return Tokens(count=len(ids), max_model_len=serving.model_info().max_model_len, tokens=ids, token_strs=strings)
+    return Tokens(count=len(ids), max_model_len=most, tokens=ids, token_strs=strings)
 
 
 @router.post("/detokenize", responses=GUARDED)

@@ -6,6 +6,7 @@ https://xgrammar.mlc.ai/docs/structural_tag/structural_tag_api describes the lan
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +23,9 @@ def tool_grammar(
     """The grammar that the answer must follow; None where it may be anything. Without a call the answer has the caller's ``form``.
 
     Forced calls are nothing but calls, whose arguments follow their tool's schema: exactly one where the choice names a tool or
-    calls are not to be ``parallel``, else any number. Where the model may choose, it also writes what it likes around calls; their
-    arguments follow the schema of strict tools, and else are any object.
+    calls are not to be ``parallel``, else any number. Where the model may choose, arguments follow the schema of strict tools, and
+    else are any object. It also writes what it likes around calls; where these need no opener, it calls or writes a text. No text
+    holds what `ToolParser` would take for a call.
     """
     assert not (form and choice.forced)
     if choice.function is not None:
@@ -34,16 +36,29 @@ def tool_grammar(
     if parallel and form is None and not any(tool.function.strict for tool in tools):
         return None
     calls = [_call(tool, format, follow=bool(tool.function.strict)) for tool in tools]
-    if form is not None:
-        return _structural_tag({"type": "or", "elements": [_calls(calls, parallel, format), _form(form)]})
-    return _structural_tag(
-        {
-            "type": "triggered_tags",
-            "triggers": [format.begin.partition("{name}")[0].format()],
-            "tags": calls,
-            "stop_after_first": not parallel,
-        }
-    )
+    if format.bare or form is not None:
+        called = _calls(calls, parallel, format)
+        if format.bare:
+            opener = {"type": "optional", "content": {"type": "const_string", "value": format.opener}}
+            called = {"type": "sequence", "elements": [opener, called]}
+        other = _text(format) if form is None else _form(form)
+        return _structural_tag({"type": "or", "elements": [called, other]})
+    # The opener alone, and not all of `begin`: another key, or white space, would lead past that.
+    return _structural_tag({"type": "triggered_tags", "triggers": [format.opener], "tags": calls, "stop_after_first": not parallel})
+
+
+_SPACE = r"\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""All that `str.isspace` knows, inside of a set of a regular expression."""
+
+
+def _text(format: Format) -> Node:
+    """Text without a call, where calls need no opener: it does not begin with a brace, and has no opener anywhere."""
+    mark = re.escape(format.opener[0])
+    # An opener that begins within the first pattern would go unnoticed by the second one.
+    begun = {"type": "regex", "pattern": rf"\s*([^{_SPACE}{{{mark}]|{mark}+[^{mark}{re.escape(format.opener[1])}])"}
+    rest = {"type": "any_text", "excludes": [format.opener]}
+    empty = {"type": "regex", "pattern": rf"\s*{mark}*"}
+    return {"type": "or", "elements": [empty, {"type": "sequence", "elements": [begun, rest]}]}
 
 
 def _structural_tag(format: Node) -> Grammar:

@@ -43,20 +43,16 @@ class FakeTokenizer:
         messages: list[dict[str, Any]],
         *,
         tokenize: bool,
-        return_dict: bool = True,
         chat_template: str | None = None,
         tools: list[dict[str, Any]] | None = None,
         **options: Any,
-    ) -> list[int] | str:
-        assert chat_template is None
-        if not tokenize:
-            return "".join(message["content"] for message in messages) + "\0"
-        assert not return_dict
+    ) -> str:
+        assert chat_template is None and not tokenize
         self.options.append(options if tools is None else options | {"tools": tools})
         self.conversations.append(messages)
         if any(message["content"] == "break the template" for message in messages):
             raise ValueError("roles must alternate")
-        return [ord(character) for message in messages for character in message["content"]] + [0]
+        return "".join(message["content"] for message in messages) + "\0"
 
     def encode(self, text: str, *, verbose: bool, add_special_tokens: bool) -> list[int]:
         text.encode()  # half a surrogate pair is not text, to real tokenizers neither

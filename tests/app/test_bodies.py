@@ -171,7 +171,7 @@ async def test_a_stream_goes_on_while_texts_are_tokenized_and_put_together(
     client: httpx.AsyncClient, engine: Paused, monkeypatch: pytest.MonkeyPatch, name: str, path: str, body: dict[str, Any]
 ) -> None:
     gate = Gate()
-    monkeypatch.setattr(engine.tokenizer, name, gate.around(getattr(engine.tokenizer, name), lambda _: True))
+    monkeypatch.setattr(engine.tokenizer, name, gate.around(getattr(engine.tokenizer, name), lambda given: given in ("slow", [97])))
     assert (await _amid_a_stream(client, engine, gate, path, body)).status_code == 200
 
 
@@ -200,6 +200,8 @@ async def test_a_stream_goes_on_while_log_probabilities_are_told(
         (CHAT, {"messages": [{"role": "user", "content": "a" * 900}] * 2}, "messages"),
         (TEXT, {"prompt": "a" * 1_000_000}, "prompt"),
         (RESPONSES, {"input": "a" * 1_000_000}, "input"),
+        (TOKENIZE, {"prompt": "a" * 1_000_000}, "prompt"),
+        (TOKENIZE, {"messages": [{"role": "user", "content": "a" * 900}] * 2}, "messages"),
     ],
 )
 async def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(
@@ -218,11 +220,13 @@ async def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(
     assert (response.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
     assert f"maximum context length is {CONTEXT} tokens" in error["message"]
     assert encoded == [16 * CONTEXT]
-    assert engine.tokenizer.conversations == []
 
 
-async def test_more_messages_than_tokens_of_context_are_refused_unseen(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    response = await client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": ""}] * (CONTEXT + 1)))
+@pytest.mark.parametrize("path", [CHAT, TOKENIZE])
+async def test_more_messages_than_tokens_of_context_are_refused_unseen(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str
+) -> None:
+    response = await client.post(path, json=chat_body(messages=[{"role": "user", "content": ""}] * (CONTEXT + 1)))
     assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert engine.tokenizer.conversations == []
 

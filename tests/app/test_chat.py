@@ -122,6 +122,20 @@ async def test_messages_as_the_template_gets_them(client: httpx.AsyncClient, eng
     ]
 
 
+async def test_no_calls_are_no_list_of_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    messages = [{"role": role, "content": "Hi", "tool_calls": []} for role in ("user", "assistant")]
+    assert (await client.post(CHAT, json=chat_body(messages=messages))).status_code == 200
+    assert engine.tokenizer.conversations == [[{"role": role, "content": "Hi"} for role in ("user", "assistant")]]
+
+
+async def test_arguments_that_no_parser_follows_stay_text(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    deep = '{"a":' * 100_000 + "1" + "}" * 100_000
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": deep}}
+    response = await client.post(CHAT, json=chat_body(messages=[{"role": "assistant", "content": "Hi", "tool_calls": [call]}]))
+    assert response.status_code == 200, response.text
+    assert engine.tokenizer.conversations[0][0]["tool_calls"] == [call]
+
+
 def test_a_real_tokenizer_renders_the_template_and_adds_nothing() -> None:
     vocabulary = {"[bos]": 0, "user": 1, "hello": 2, "assistant": 3}
     words = Tokenizer(WordLevel(vocabulary, unk_token="[bos]"))

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,31 @@ async def test_a_server_that_is_not_there_is_one_clear_line() -> None:
     with pytest.raises(backends.ChatError, match=f"127.0.0.1:{port}/v1/chat/completions"):
         await anext(backend.answer({"messages": []}))
     await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sent"),
+    [
+        ([], {}, None),
+        (["--api-key", "sk-1"], {}, "Bearer sk-1"),
+        ([], {"OPENAI_API_KEY": "sk-2"}, "Bearer sk-2"),
+        (["--api-key", "sk-1"], {"OPENAI_API_KEY": "sk-2"}, "Bearer sk-1"),
+    ],
+)
+def test_a_server_is_asked_with_a_key(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], environment: dict[str, str], sent: str | None
+) -> None:
+    asked: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("authorization"))
+        return httpx.Response(200, text='data: {"choices": [{"delta": {"content": "Hello"}}]}\n\ndata: [DONE]\n\n')
+
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(backends.httpx, "AsyncClient", partial(httpx.AsyncClient, transport=httpx.MockTransport(answer)))
+    result = runner.invoke(cli, ["chat", "--url", "http://test", *arguments], input="Hi\n", env=environment)
+    assert (result.exit_code, "Hello" in result.stdout) == (0, True), result.output
+    assert asked == [sent]
 
 
 @pytest.mark.parametrize(

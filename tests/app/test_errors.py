@@ -34,9 +34,12 @@ def assert_error(response: httpx.Response, status: int, param: str | None, code:
         ({"top_p": 1.01}, "top_p", "invalid_value"),
         ({"top_k": -1}, "top_k", "invalid_value"),
         ({"top_k": 1.5}, "top_k", "invalid_type"),
+        ({"top_k": 2**31}, "top_k", "invalid_value"),
         ({"min_p": 2}, "min_p", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"max_tokens": 3.0}, "max_tokens", "invalid_type"),
+        ({"max_tokens": 2**31}, "max_tokens", "invalid_value"),
+        ({"max_completion_tokens": 2**64}, "max_completion_tokens", "invalid_value"),
         ({"max_completion_tokens": -5}, "max_completion_tokens", "invalid_value"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
         ({"n": 0}, "n", "invalid_value"),
@@ -57,9 +60,11 @@ def assert_error(response: httpx.Response, status: int, param: str | None, code:
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 2**31}, "min_tokens", "invalid_value"),
         ({"stop_token_ids": "7"}, "stop_token_ids", "invalid_type"),
         ({"ignore_eos": 1}, "ignore_eos", "invalid_type"),
         ({"priority": 0.5}, "priority", "invalid_type"),
+        ({"priority": 2**63}, "priority", "invalid_value"),
         ({"cache_salt": ""}, "cache_salt", "invalid_value"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "invalid_value"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs", "invalid_value"),
@@ -114,6 +119,30 @@ async def test_a_wrong_chat_parameter_is_a_400_that_names_it(
     error = assert_error(await client.post(CHAT, content=json.dumps(chat_body() | extra)), 400, param, code)
     assert error["type"] == "invalid_request_error"
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (TEXT, {"prompt": "Hi", "max_tokens": 2**31}, "max_tokens"),
+        (TEXT, {"prompt": "Hi", "top_k": 2**40}, "top_k"),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2**31}, "max_output_tokens"),
+        ("/v1/responses", {"input": "Hi", "max_tool_calls": 2**31}, "max_tool_calls"),
+        ("/v1/responses", {"input": "Hi", "top_k": 2**31}, "top_k"),
+    ],
+)
+async def test_numbers_that_no_engine_holds_are_refused(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert_error(await client.post(path, json=body), 400, param, "invalid_value")
+    assert engine.requests == []
+
+
+async def test_the_largest_numbers_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    body = chat_body(top_k=2**31 - 1, min_tokens=2**31 - 1, priority=2**63 - 1, seed=-(2**63))
+    assert (await client.post(CHAT, json=body)).status_code == 200
+    params = engine.requests[0].params
+    assert (params.top_k, params.min_tokens, engine.requests[0].priority) == (2**31 - 1, 2**31 - 1, 2**63 - 1)
 
 
 WANTED = {

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from app.errors import TooManyRequestsError
+from app.errors import InvalidParameterError, TooManyRequestsError
 from app.guard import Admission
 from app.keys import ApiKeys
 from app.logs import JsonFormatter, TextFormatter
@@ -85,6 +85,79 @@ class TestKeys:
             Settings(**wrong)
 
 
+KEY = {"Authorization": "Bearer k"}
+PATHS = [
+    f"{front}{path}"
+    for front in ("", "/llm", "/llm/", "/llm/llm", "/v1", "/")
+    for path in ("/v1/models", "/tokenize", "/version", "/health")
+]
+
+
+@pytest.mark.filterwarnings("ignore:The `root_path` parameter is deprecated")
+class TestRootPath:
+    @pytest.mark.parametrize("root", ["", "/", "/llm", "/llm/", "/v1"])
+    async def test_all_that_leads_to_a_route_is_guarded_as_the_route_itself(self, engine: FakeEngine, root: str) -> None:
+        async with client_of(engine, api_key="k", root_path=root) as client:
+            reached = 0
+            for path in PATHS:
+                url = f"http://test{path}"
+                without, with_key = (await client.get(url)).status_code, (await client.get(url, headers=KEY)).status_code
+                # GET of /tokenize is a 405.
+                assert with_key in (200, 404, 405), path
+                if with_key != 404:
+                    reached += 1
+                    assert without == (401 if path.endswith(("models", "tokenize")) else 200), path
+            assert reached >= 4
+
+    async def test_a_root_path_ends_where_a_segment_does(self, engine: FakeEngine) -> None:
+        async with client_of(engine, api_key="k", root_path="/llm") as client:
+            for path, without, with_key in (
+                ("/llm/v1/models", 401, 200),
+                ("/v1/models", 401, 200),
+                ("/llmv1/models", 404, 404),
+                ("/llm", 404, 404),
+                ("/llm/", 200, 200),
+                ("/llm/health", 200, 200),
+            ):
+                assert (await client.get(path)).status_code == without, path
+                assert (await client.get(path, headers=KEY)).status_code == with_key, path
+
+    async def test_rates_hold_behind_it(self, engine: FakeEngine) -> None:
+        async with client_of(engine, root_path="/llm", rate_limit="2/hour") as client:
+            answers = [await client.get(path) for path in ("/llm/v1/models", "/v1/models", "/llm/v1/models")]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+    @pytest.mark.parametrize("path", ["/llm/v1/speculative/sessions", "/v1/speculative/sessions"])
+    async def test_websockets_need_a_key_too(self, engine: FakeEngine, path: str) -> None:
+        app = create_app(Settings(api_key="k", root_path="/llm"), engine)  # type: ignore[arg-type]
+        assert await connected(app, path, []) == ("websocket.http.response.start", 401)
+        assert await connected(app, path, [(b"authorization", b"Bearer k")]) == ("websocket.accept", None)
+
+    @pytest.mark.parametrize("path", ["/health", "/llm/health", "/llm/metrics"])
+    async def test_probes_are_not_logged_as_requests(self, engine: FakeEngine, caplog: pytest.LogCaptureFixture, path: str) -> None:
+        with caplog.at_level(logging.DEBUG, "moaserve.access"):
+            async with client_of(engine, root_path="/llm") as client:
+                await client.get(path)
+        assert [record.levelno for record in caplog.records if record.name == "moaserve.access"] == [logging.DEBUG]
+
+
+async def connected(app: Any, path: str, headers: list[tuple[bytes, bytes]]) -> tuple[str, int | None]:
+    """What a WebSocket is told first, and with which status if it is none."""
+    told: list[dict[str, Any]] = []
+    asked = iter([{"type": "websocket.connect"}, {"type": "websocket.disconnect", "code": 1000}])
+
+    async def receive() -> dict[str, Any]:
+        return next(asked)
+
+    async def send(message: dict[str, Any]) -> None:
+        told.append(message)
+
+    extensions: dict[str, Any] = {"websocket.http.response": {}}
+    scope = {"type": "websocket", "path": path, "headers": headers, "query_string": b"", "subprotocols": []}
+    await app(scope | {"client": ("127.0.0.1", 1), "scheme": "ws", "extensions": extensions}, receive, send)
+    return told[0]["type"], told[0].get("status")
+
+
 class TestRates:
     async def test_each_caller_has_its_own(self, engine: FakeEngine) -> None:
         async with client_of(engine, api_key="a,b", rate_limit="2/hour") as client:
@@ -126,6 +199,33 @@ class TestQueue:
             await asyncio.gather(*held, return_exceptions=True)
             engine.hang = False
             assert (await client.post(CHAT, json=chat_body())).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/completions", {"prompt": ["a", "b"], "n": 2}),
+            ("/v1/completions", {"prompt": "a", "best_of": 4}),
+            (CHAT, chat_body(n=4)),
+            (CHAT, chat_body(n=4, stream=True)),
+        ],
+    )
+    async def test_a_request_for_more_texts_than_there_ever_is_room_for_need_not_come_back(
+        self, engine: FakeEngine, path: str, body: dict[str, Any]
+    ) -> None:
+        async with client_of(engine, max_num_seqs=2, max_queue_requests=1) as client:
+            error = refusal(await client.post(path, json=body), 400, "invalid_value")
+            assert "3 texts at a time" in error["message"] and "asks for 4" in error["message"]
+            assert engine.requests == []
+            assert (await client.post(CHAT, json=chat_body(n=3))).status_code == 200
+        async with client_of(engine, max_num_seqs=2, max_queue_requests=None) as client:
+            assert (await client.post(path, json=body)).status_code == 200
+
+    def test_nor_need_prompts_with_more_tokens_than_ever_may_wait(self) -> None:
+        admission = Admission(slots=1, most_requests=None, most_tokens=100)
+        with pytest.raises(InvalidParameterError, match="100 tokens together"):
+            admission.take([60, 60])
+        admission.take([500]).release()
+        admission.take([50, 50]).release()
 
     def test_prompts_count_until_they_have_been_read(self) -> None:
         admission = Admission(slots=1, most_requests=None, most_tokens=100)
@@ -242,6 +342,14 @@ class TestOrigins:
         async with client_of(engine, allowed_hosts="a.org,*.b.org") as client:
             for host, status in (("a.org", 200), ("A.org:8000", 200), ("x.b.org", 200), ("b.org", 403), ("c.org", 403)):
                 assert (await client.get("/health", headers={"Host": host})).status_code == status, host
+
+    @pytest.mark.parametrize("allowed", ["[::1], a.org", "::1,a.org"])
+    async def test_hosts_may_be_ipv6_addresses(self, engine: FakeEngine, allowed: str) -> None:
+        statuses = {"[::1]": 200, "[::1]:8000": 200, "a.org:8000": 200, "[::2]:8000": 403, "[2001:db8::1]": 403, "1": 403, ":": 403}
+        async with client_of(engine, allowed_hosts=allowed) as client:
+            for host, status in statuses.items():
+                assert (await client.get("/health", headers={"Host": host})).status_code == status, host
+            assert "'[::2]'" in (await client.get("/health", headers={"Host": "[::2]:8000"})).json()["error"]["message"]
 
 
 class TestLogs:

@@ -269,6 +269,21 @@ async def test_openmetrics_is_told_to_whoever_asks_for_it(client: httpx.AsyncCli
     assert response.text.endswith("# EOF\n")
 
 
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+@pytest.mark.parametrize("version", ["abc", "1.x.0", "1.0.0-rc"])
+async def test_a_version_that_is_none_gets_the_plain_format(client: httpx.AsyncClient, kind: str, version: str) -> None:
+    response = await client.get("/metrics", headers={"accept": f"{kind}; version={version}"})
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert not response.text.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize("version", ["", "2.x", "99", "=", "1.0.0; escaping=?"])
+async def test_no_version_is_too_odd(client: httpx.AsyncClient, version: str) -> None:
+    for kind in ("application/openmetrics-text", "text/plain"):
+        assert (await client.get("/metrics", headers={"accept": f"{kind}; version={version}"})).status_code == 200
+
+
 async def test_probes_follow_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     async def probe() -> list[int]:
         return [(await client.get(path)).status_code for path in ("/health", "/ready", "/metrics")]

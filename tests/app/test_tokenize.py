@@ -43,6 +43,39 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient, path: str, body
     assert response.json()["error"]["param"] == param
 
 
+CONVERSATION = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
+        ({"prompt": "a", "chat_template_kwargs": {"mood": "good"}}, "chat_template_kwargs"),
+        (CONVERSATION | {"add_special_tokens": True}, "add_special_tokens"),
+    ],
+)
+async def test_what_would_be_ignored_is_refused(client: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
+    error = (await client.post("/tokenize", json=body)).json()["error"]
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert "only allowed with" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "a", "add_special_tokens": False},
+        {"prompt": "a", "tools": [], "add_generation_prompt": True, "continue_final_message": False, "chat_template_kwargs": {}},
+        {"prompt": "a", "tools": None, "add_generation_prompt": None, "continue_final_message": None, "messages": None},
+        CONVERSATION | {"add_special_tokens": False, "prompt": None},
+        CONVERSATION | {"add_special_tokens": None, "add_generation_prompt": False},
+    ],
+)
+async def test_what_clients_send_along_without_meaning_it_is_accepted(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    assert (await client.post("/tokenize", json=body)).status_code == 200
+
+
 async def test_the_version(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.ready = False
     assert (await client.get("/version")).json()["version"].count(".") == 2

@@ -9,6 +9,7 @@ from xgrammar import GrammarMatcher
 
 from app.tools.formats import HERMES, LLAMA3_JSON, Format
 from app.tools.grammar import tool_grammar
+from app.tools.parsing import ToolParser
 from app.tools.schemas import Tool, ToolChoice
 from models.loader import BUNDLED, load_tokenizer
 from speculative.grammar import Grammars
@@ -125,6 +126,58 @@ def test_strict_tools_follow_their_schema_where_the_model_chooses(matches: Any, 
         assert accepts(text), text
     for text in (wrong, right + wrong):
         assert not accepts(text), text
+
+
+def test_no_other_way_to_write_a_call_leads_past_its_schema(matches: Any) -> None:
+    """What the parser takes for a call is written in the one way, or not at all."""
+    names = {"find", "clock", "note"}
+    call = written(HERMES, "find", '{"city": "Rome"}')
+    bad = '{"stars": 3}'
+    escapes = [
+        f'<tool_call>{{"name": "find", "arguments": {bad}}}</tool_call>',
+        f'<tool_call>\n{{"arguments": {bad}, "name": "find"}}\n</tool_call>',
+        f'<tool_call>\n{{"name":"find","arguments":{bad}}}\n</tool_call>',
+        f'<tool_call>\n\n{{ "name": "find", "parameters": {bad}}}\n</tool_call>',
+        '<tool_call>{"name": "find"}</tool_call>',
+        f'<tool_call>{{"name": "others", "arguments": {bad}}}',
+    ]
+    strict = matches(tool_grammar(tools(find=True), choice("auto"), True, HERMES))
+    one = matches(tool_grammar(tools(), choice("auto"), False, HERMES))
+    for text in escapes:
+        assert ToolParser(HERMES, names).feed(text, final=True).calls, text
+        for before in ("", "So: ", call, call + "\n"):
+            assert not strict(before + text), before + text
+            assert not one(before + text), before + text
+    for text in (call, "So: " + call, "The mark is <tool_cal", '{"name": "find", "arguments": {}}', "a < b <tool>"):
+        assert strict(text) and one(text), text
+    assert strict(call + "\n" + call) and not one(call + "\n" + call)
+
+
+def test_no_other_way_to_write_llamas_calls_leads_past_their_schema(matches: Any) -> None:
+    """The same where calls need no opener: an answer is calls or a text, and a text begins with none and has no opener."""
+    names = {"find", "clock", "note"}
+    call, bad = written(LLAMA3_JSON, "find", '{"city": "Rome"}'), '{"stars": 3}'
+    strict = matches(tool_grammar(tools(find=True), choice("auto"), True, LLAMA3_JSON))
+    one = matches(tool_grammar(tools(), choice("auto"), False, LLAMA3_JSON))
+    objects = [
+        f'{{"name":"find","parameters":{bad}}}',
+        f'{{"parameters": {bad}, "name": "find"}}',
+        f'{{ "name": "find", "arguments": {bad}}}',
+        f'{{"type": "function", "name": "find", "parameters": {bad}}}',
+    ]
+    spaces = [chr(code) for code in range(0x10000) if chr(code).isspace()]
+    openings = ["", "\n ", *spaces, "<|python_tag|>", "So: <|python_tag|>", "<<|python_tag|>", "\n<|python_tag|> "]
+    for text in (opening + each for opening in openings for each in objects):
+        assert ToolParser(LLAMA3_JSON, names).feed(text, final=True).calls, text
+        for before in ("", call, call + "; ", call + "\n", "<|python_tag|>" + call):
+            assert not strict(before + text), before + text
+            assert not one(before + text), before + text
+    for text in (call, "<|python_tag|>" + call):
+        assert strict(text) and one(text), text
+    for text in ("", " ", "<", "<<b>", "a | b", "| a |", "é{", "Use " + objects[0], "<b>{}", "\nSo", "The mark is <|python_tag"):
+        assert strict(text) and one(text), text
+        assert not ToolParser(LLAMA3_JSON, names).feed(text, final=True).calls, text
+    assert strict(call + "; " + call) and not one(call + "; " + call)
 
 
 FORMS = [

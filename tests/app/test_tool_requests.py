@@ -1,5 +1,6 @@
 """What is asked of tools: what the template and the engine get, and what is refused by name."""
 
+import json
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from app.settings import Settings
 from app.tools.formats import HERMES, LLAMA3_JSON, tool_format
 from app.tools.schemas import Tool
 from models.loader import BUNDLED, load_tokenizer
+from speculative.errors import ContextLengthError
 from tests.app.fakes import FakeEngine, FakeTokenizer, chat_body
 from tests.app.test_errors import assert_error
 from tests.app.test_tools import CHAT, CLOCK, WEATHER, tool_body
@@ -56,6 +58,18 @@ def test_the_bundled_models_template_writes_tools_calls_and_results() -> None:
         '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>\n'
         "<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_tools_and_calls_count_among_what_is_far_too_long() -> None:
+    tokenizer, text = load_tokenizer(BUNDLED["target"]), "some words " * 100
+    tool = Tool.model_validate({"type": "function", "function": {"name": "f", "description": text}})
+    call = {"id": "a", "function": {"name": "f", "arguments": json.dumps({"words": text})}}
+    asked, called = Message(role="user", content="Hi"), Message.model_validate({"role": "assistant", "tool_calls": [call]})
+    for messages, tools in (([asked], [tool]), ([asked, called], [])):
+        assert len(chat.prompt_tokens(tokenizer, messages, TemplateOptions(), tools, most=1000)) > 100
+        with pytest.raises(ContextLengthError, match="maximum context length is 20 tokens") as refused:
+            chat.prompt_tokens(tokenizer, messages, TemplateOptions(), tools, most=20)
+        assert refused.value.param == "messages"
 
 
 @pytest.mark.parametrize(
