@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import logging
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,13 @@ from torch import Tensor, nn
 from models import cached_attention, tiled_linear
 from models.attention import AttentionPlan
 from models.digest import digest_weights
+from models.graph_runner import machine
 from models.kv_cache import KVWindow
-from models.layers import Linear, RotaryTable
+from models.layers import Linear, RMSNorm, RotaryTable
 from models.llama import Llama
+from models.tiles import has_tiles
+
+logger = logging.getLogger("moaserve.engine")
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 """Marks a size that may differ from call to call; which of them are equal, the trace finds out."""
@@ -50,9 +57,28 @@ def unsupported(device: torch.device) -> str | None:
     """Why nothing can be compiled here, or None."""
     if device.type != "cpu":
         return "compilation is for CPUs"
-    if shutil.which(os.environ.get("CXX", "g++")) is None:
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
         return "no C++ compiler found (install g++)"
+    # Our operators are called wherever the CPU has what they are for, so they must be there.
+    if has_tiles() and not _knows_tiles(compiler):
+        return f"{compiler} does not know this CPU's AVX512-BF16 and AMX (install g++ 11 or newer, or name one with CXX)"
     return None
+
+
+@cache
+def _knows_tiles(compiler: str) -> bool:
+    """Whether a compiler has what ``tiles.h`` asks for; if not, that is logged once, as nobody is told of what goes without."""
+    source = "#if !__has_include(<amxbf16intrin.h>)\nlacking\n#endif\n"
+    asked = subprocess.run([compiler, "-E", "-P", "-x", "c++", "-"], input=source, capture_output=True, text=True, check=False)
+    if "lacking" in asked.stdout:
+        logger.warning(
+            "%s does not know this CPU's AVX512-BF16 and AMX, so neither graphs nor our operators are compiled: "
+            "install g++ 11 or newer, or name one with CXX",
+            compiler,
+        )
+        return False
+    return True  # one that fails here says why when it compiles
 
 
 def default_cache() -> Path:
@@ -64,17 +90,35 @@ def fingerprint(graph: Graph) -> str:
     """Identifies what a graph computes: our code, its weights, PyTorch, the CPU and the threads it is tuned for."""
     digest = hashlib.sha256()
     shapes = [tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(graph.examples)]
-    machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()))
-    for part in (*machine, graph.name, graph.settings, str(shapes)):
+    place = (machine(), f"tiles {has_tiles()}", str(torch.get_num_threads()))
+    for part in (*place, graph.name, graph.settings, str(shapes), *_constants(graph.module)):
         digest.update(part.encode())
     digest_weights(graph.module, digest)
-    for module in graph.module.modules():
-        if isinstance(module, RotaryTable):  # its numbers become constants, and are no weights
-            digest.update(f"{module.head_dim} {module.config}".encode())
-    for folder in sorted({Path(__file__).parent, Path(inspect.getfile(type(graph.module))).parent}):
+    for folder in sorted({Path(__file__).parent, *_packages(Path(inspect.getfile(type(graph.module))))}):
         for source in sorted(file for file in folder.iterdir() if file.suffix in (".py", ".cpp", ".h")):
             digest.update(source.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def _constants(module: nn.Module) -> Iterator[str]:
+    """What becomes constants of a graph, and is no weight: sizes, angles and epsilons."""
+    for each in module.modules():
+        config = getattr(each, "config", None)
+        if is_dataclass(config):
+            yield repr(config)
+        if isinstance(each, RotaryTable):
+            yield str(each.head_dim)
+        elif isinstance(each, RMSNorm):
+            yield str(each.eps)
+
+
+def _packages(source: Path) -> Iterator[Path]:
+    """The folder of a source and those above it that are packages: what is traced may be of any of them."""
+    yield source.parent
+    for folder in source.parent.parents:
+        if not (folder / "__init__.py").exists():
+            return
+        yield folder
 
 
 def compile_graph(graph: Graph, path: Path) -> None:

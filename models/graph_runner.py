@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import platform
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,32 @@ from models.llama import CompiledGraph
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+@cache
+def machine() -> str:
+    """What compiled code depends on besides its sources: PyTorch, and all that the CPU can do.
+
+    Compilers are told to use whatever this CPU has, which its class alone ("AVX512" since Skylake-X) does not say.
+    """
+    flags = hashlib.sha256(_cpu_flags().encode()).hexdigest()[:24]
+    return f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {flags}"
+
+
+def _cpu_flags() -> str:
+    """Of the first core, as Linux tells them; elsewhere the processor's name."""
+    with contextlib.suppress(OSError):
+        for line in _CPU_INFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):  # x86, ARM
+                return " ".join(sorted(value.split()))
+    return platform.processor()
+
 
 def runner_fingerprint() -> str:
     """Identifies the library that ``build_runner`` makes: its sources, PyTorch and the CPU."""
-    machine = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-    return hashlib.sha256(machine.encode() + b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))).hexdigest()[:24]
+    return hashlib.sha256(machine().encode() + b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))).hexdigest()[:24]
 
 
 def runner_path(cache: Path) -> Path:

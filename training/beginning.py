@@ -29,7 +29,10 @@ def start(config: TextConfig) -> Accelerator:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     # Autocast is the trainer's own: accelerate's setting is global and could not be changed by a second run in this process.
-    return Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+    if config.device == "cuda" and accelerator.device.type != "cuda":
+        raise ConfigError("--device cuda: PyTorch sees no GPU here; say --device auto or cpu")
+    return accelerator
 
 
 def load_operators(config: RunConfig, accelerator: Accelerator) -> None:

@@ -28,6 +28,8 @@ class Position:
 def save_checkpoint(folder: Path, state: dict[str, Any], step: int) -> Path:
     """Write ``checkpoint-<step>.pt`` beside its place, flush it to the disk, rename it, and drop all but the newest two."""
     folder.mkdir(parents=True, exist_ok=True)
+    for cut_off in folder.glob("checkpoint-*.tmp"):
+        cut_off.unlink()
     path = folder / f"checkpoint-{step:08d}.pt"
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:

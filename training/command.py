@@ -146,10 +146,17 @@ def train_command(
         ),
     ] = "kl",
     kl_weight: Annotated[
-        float, typer.Option(help="Weight of that loss on the next token (paper: 0.1).", rich_help_panel=LOSS)
+        float,
+        typer.Option(
+            help="Weight of that loss on the next token (paper: 0.1); eagle3 and independent have no other loss: it does nothing.",
+            rich_help_panel=LOSS,
+        ),
     ] = 0.1,
     feature_weight: Annotated[
-        float, typer.Option(help="Weight of smooth-L1 on the target's final hidden state (paper: 1).", rich_help_panel=LOSS)
+        float,
+        typer.Option(
+            help="Weight of smooth-L1 on the target's final hidden state (paper: 1). moa and eagle2 alone.", rich_help_panel=LOSS
+        ),
     ] = 1.0,
     target_temperature: Annotated[
         float,

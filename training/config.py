@@ -112,6 +112,8 @@ class TrainConfig(RunConfig):
         for name in refused:
             if name not in own and getattr(self, name) is not None:
                 raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
+            if name in own and self.init_from is not None and getattr(self, name) is not None:
+                raise ConfigError(f"--{name.replace('_', '-')}: with --init-from the drafter keeps its sizes, so leave it out")
         if self.paired and self.without_entry:
             raise ConfigError("--paired is a kind of entry: leave out --without-entry")
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

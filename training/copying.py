@@ -59,6 +59,26 @@ def begin_with_copying(moa: MoA) -> None:
         copying.output.weight.copy_(_SHARE * seen.repeat(1, copying.num_heads))
 
 
+@torch.no_grad()
+def copy_as_trained(moa: MoA) -> None:
+    """Let the levels of a block that is new to a trained drafter copy as its CA has learned to for the tokens it is told of.
+
+    CA asks of the stream what an entry makes of tokens; levels ask of the tokens.
+    """
+    entry, ca = moa.entry, moa.ca
+    if moa.block is None or (copying := moa.block.copying) is None or not moa.config.attends_to_all_memory:
+        return
+    assert isinstance(entry, PairedEntry) and entry.from_previous is not None
+    size, d = moa.config.target.hidden_size, ca.head_dim
+    first = slice(0, ca.num_heads, ca.num_kv_heads)  # heads are group-major: these are the first KV head's
+    asked = ca.qkv.weight[: ca.q_size].view(-1, d, size)[first].flatten(0, 1) * ca.input_norm.weight
+    copying.token_norm.weight.copy_(entry.token_norm.weight)
+    for ours, its in ((copying.from_token, entry.from_token), (copying.from_previous, entry.from_previous)):
+        # CA's norm makes nothing of how large its stream is.
+        ours.weight.copy_(asked @ its.weight * (math.sqrt(size) / its.weight.norm()))
+    copying.output.weight.copy_(ca.output.weight.view(size, -1, d)[:, first].flatten(1))
+
+
 def _turn(linear: Linear) -> Tensor:
     """Make a projection [E, E] a rotation, as large as it is, and return it [E, E] at length 1.
 

@@ -64,7 +64,7 @@ DType = Annotated[
     choices.Precision,
     typer.Option(help="Compute type; the master weights are float32 with either.", rich_help_panel=MACHINE),
 ]
-Device = Annotated[str, typer.Option(help="auto or cpu.", rich_help_panel=MACHINE)]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; CUDA_VISIBLE_DEVICES chooses among GPUs.", rich_help_panel=MACHINE)]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; unset leaves it to PyTorch.", rich_help_panel=MACHINE)]
 Compile = Annotated[
     bool,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from tqdm.auto import tqdm
 
 from models import tiled_decoder, tiles
@@ -26,6 +28,7 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.plans import decode_plan, prefill_plan
 from training.data import Corpus, Row, store, stored
+from training.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +85,44 @@ class _Conversation:
 
 
 def regenerated(corpus: Corpus, count: int, target: Llama, writing: Writing, cache: Path, accelerator: Accelerator) -> Corpus:
-    """``count`` conversations drawn from a corpus and written anew, each process a share of them; kept in ``cache``."""
+    """``count`` conversations drawn from a corpus and written anew, each process a share of them; kept in ``cache``.
+
+    Raises ConfigError where processes do not share ``cache``, in which they find one another's shares.
+    """
+    if accelerator.num_processes > 1:
+        _check_shared(cache)
     digest = hashlib.sha256(f"{corpus.key} {count} {writing}".encode())
     digest_weights(target, digest)
     folder = cache / digest.hexdigest()[:24]
     drawn = np.random.default_rng(writing.seed).permutation(len(corpus))[:count]
-    parts = [folder.with_name(f"{folder.name}-{rank}") for rank in range(accelerator.num_processes)]
-    rank = accelerator.process_index
+    rank, world = accelerator.process_index, accelerator.num_processes
+    # Another number of processes shares the work otherwise: what such a run left is no part of this one's.
+    parts = [folder.with_name(f"{folder.name}-{each}-of-{world}") for each in range(world)]
     if not folder.exists() and not parts[rank].exists():
-        share = [int(index) for index in drawn[rank :: len(parts)]]
+        share = [int(index) for index in drawn[rank::world]]
         store(regenerate(corpus, share, target, writing, progress=accelerator.is_main_process), parts[rank])
     accelerator.wait_for_everyone()
     if accelerator.is_main_process and not folder.exists():
         written = [stored(part) for part in parts]
         store([part.row(index, 1 << 62) for part in written for index in range(len(part))], folder)
-        for part in parts:
-            shutil.rmtree(part)
+        for part in cache.glob(f"{folder.name}-*"):
+            shutil.rmtree(part, ignore_errors=True)  # another run may do the same
     accelerator.wait_for_everyone()
     return stored(folder)
+
+
+def _check_shared(cache: Path) -> None:
+    """Raise ConfigError in all processes, before anything is written, where one does not see another's files in ``cache``."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as own:
+        names = gather_object([Path(own).name])
+        # That all have looked is known once all have told: nobody's folder goes before.
+        apart = any(gather_object([not all((cache / name).exists() for name in names)]))
+    if apart:
+        raise ConfigError(
+            f"--regenerate: processes find one another's answers in --cache, and {cache} is not the same folder for all of them: "
+            "name one that the machines share"
+        )
 
 
 @torch.inference_mode()

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.block import BlockHead
+from models.entry import PairedEntry
 from models.layers import MLP, Linear
 from models.moa import MoA
+from training.copying import copy_as_trained
 from training.errors import ConfigError
+from training.tasks.base import Task
 
 _MLPS = {
     "lsa_intermediate_size": "lsa.mlp",
@@ -41,12 +44,40 @@ def resized(moa: MoA, sizes: Mapping[str, int]) -> MoA:
         return moa
     other = MoA(config).to(moa.to_memory.weight)
     current, wanted = moa.state_dict(), other.state_dict()
-    other.load_state_dict({**wanted, **{name: x for name, x in current.items() if x.shape == wanted[name].shape}})
+    # A block does without the norm of what leaves CA: its head has norms of its own.
+    kept = {name: x for name, x in current.items() if name in wanted and x.shape == wanted[name].shape}
+    other.load_state_dict({**wanted, **kept})
+    if "draft_block_size" in added:
+        copy_as_trained(other)
     for name, part in _MLPS.items():
         if name not in added and getattr(config, name) != getattr(moa.config, name):
             _refit(moa.get_submodule(part), other.get_submodule(part))
     other.draft_vocabulary = moa.draft_vocabulary
     return other
+
+
+@torch.no_grad()
+def do_without_norm(moa: MoA, task: Task) -> None:
+    """Let what leaves CA be about as large as its norm makes it, for a drafter that will have a block, and that norm no more.
+
+    A batch of ``task``, which trains ``moa``, says how large that is. Without this the LM head is told several times too much.
+    """
+    assert moa.output_norm is not None and isinstance(moa.entry, PairedEntry)
+    shares: list[Tensor] = []
+
+    def note(_: nn.Module, inputs: tuple[Tensor], out: Tensor) -> None:
+        shares.append(out.float().norm() / inputs[0].float().norm())
+
+    hook = moa.output_norm.register_forward_hook(note)
+    task.module.eval()
+    batch = task.source.epoch(0)[0].to(moa.to_memory.weight.device)
+    task.loss(task.module, batch, torch.Generator().manual_seed(0), 1.0, agreement=False)
+    hook.remove()
+    # The stream is the sum of what these write, and all that reads it, or memory, normalises first.
+    written = [module for module in moa.entry.modules() if isinstance(module, Linear)]
+    written += [moa.to_memory, *(linear for layer in (moa.sa, moa.ca) for linear in (layer.output, layer.mlp.down))]
+    for parameter in (each for linear in written for each in linear.parameters()):
+        parameter.mul_(shares[0])
 
 
 @torch.no_grad()

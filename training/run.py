@@ -20,11 +20,12 @@ from training import processes
 from training.activations.index import Facts
 from training.activations.reading import open_activations
 from training.beginning import corpora, load, load_operators, rewritten, start
+from training.checkpoints import latest_checkpoint
 from training.config import PretrainConfig, TrainConfig
 from training.copying import begin_with_copying
 from training.data import Corpus, load_corpus
 from training.errors import ConfigError
-from training.resizing import resized
+from training.resizing import do_without_norm, resized
 from training.run_config import RunConfig
 from training.target_digest import checkpoint_digest
 from training.tasks.base import Task
@@ -110,7 +111,7 @@ def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus 
         model = _independent(config, target)
         return IndependentTask(config, target, model, resolve_target(config.target), corpus, valid)
     if config.method == "moa":
-        moa = _moa(config, target)
+        moa = _moa(config, target, corpus)
         moa.draft_vocabulary = vocabulary if vocabulary is not None else moa.draft_vocabulary
         return MoATask(config, target, moa, corpus, valid)
     eagle = _eagle(config, target)
@@ -118,7 +119,7 @@ def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus 
     return EagleTask(config, target, eagle, corpus, valid)
 
 
-def _moa(config: TrainConfig, target: Llama) -> MoA:
+def _moa(config: TrainConfig, target: Llama, corpus: Corpus) -> MoA:
     if config.init_from is None:
         fresh = MoA(MoAConfig.from_target(target.config, **config.sizes))
         begin_with_copying(fresh)  # on the CPU, so that a seed means the same on every device
@@ -126,7 +127,15 @@ def _moa(config: TrainConfig, target: Llama) -> MoA:
     trained = load_drafter(config.init_from, target.config, dtype=torch.float32, device=target.device)
     # N = 0 is also what the command says when nothing was asked for.
     sizes = {name: size for name, size in config.sizes.items() if size or isinstance(size, bool)}
-    return resized(trained, sizes).requires_grad_(True)
+    if trained.output_norm is not None and config.draft_block is not None:
+        do_without_norm(trained, MoATask(dataclasses.replace(config, compile=False), target, trained, corpus, None))
+    moa = resized(trained, sizes).requires_grad_(True)
+    if moa.block is not None and moa.block.size < config.max_interval - 1:
+        raise ConfigError(
+            f"--max-interval {config.max_interval} drafts {config.max_interval - 1} positions, and --init-from has a block of "
+            f"{moa.block.size}: say --max-interval {moa.block.size + 1} or less"
+        )
+    return moa
 
 
 def _eagle(config: TrainConfig, target: Llama) -> Eagle:
@@ -191,7 +200,7 @@ def fresh_target(base: DecoderConfig, sizes: dict[str, int]) -> Llama:
 
 
 def _check_begun(config: RunConfig) -> None:
-    if not config.resume and (config.out / "checkpoints").exists() and any((config.out / "checkpoints").iterdir()):
+    if not config.resume and latest_checkpoint(config.out / "checkpoints") is not None:
         raise ConfigError(f"{config.out} holds checkpoints of an earlier run: add --resume to go on, or choose another --out")
 
 

@@ -40,6 +40,10 @@ LIMITS_AND_PLACES = frozenset(
 """Settings that a resumed run may change: they do not alter what a step computes."""
 
 
+DEVICES = ("auto", "cpu", "cuda")
+"""What may be said of the device; which GPU a process takes, the launcher decides."""
+
+
 def default_cache() -> Path:
     """Where tokenised corpora are kept unless told otherwise."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moaserve" / "corpora"
@@ -66,6 +70,10 @@ class TextConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         check_positive(self, "batch_tokens", "max_length", "valid_tokens", "threads")
+        if self.device not in DEVICES:
+            raise ConfigError(
+                f"--device {self.device}: {', '.join(DEVICES)} are what can be said; CUDA_VISIBLE_DEVICES chooses among GPUs"
+            )
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -1,8 +1,40 @@
-import torch
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
-from models.compiled import Graph, fingerprint
+import pytest
+import torch
+from torch import nn
+
+from models import compiled, graph_runner
+from models.compiled import Graph, fingerprint, unsupported
 from models.config import RopeConfig
-from models.layers import RotaryTable
+from models.graph_runner import machine, runner_fingerprint
+from models.layers import RMSNorm, RotaryTable
+
+NORM = "from models.compiled import Graph, fingerprint; from models.layers import RMSNorm; import torch; torch.set_num_threads(1); "
+NORM += "print(fingerprint(Graph('norm', RMSNorm(8, 1e-5), (torch.zeros(3, 8),), ({},))))"
+
+
+class Configured(nn.Module):
+    """Computes what its configuration says."""
+
+    def __init__(self, config: RopeConfig) -> None:
+        super().__init__()
+        self.config = config
+
+
+def key_of(module: nn.Module) -> str:
+    return fingerprint(Graph("graph", module, (torch.zeros(3, 8),), ({},)))
+
+
+@pytest.fixture
+def other_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What a file says of the CPU; whatever writes it must say that the CPU is another: ``machine.cache_clear()``."""
+    monkeypatch.setattr(graph_runner, "_CPU_INFO", tmp_path / "cpuinfo")
+    yield tmp_path / "cpuinfo"
+    machine.cache_clear()
 
 
 def test_graphs_that_rotate_otherwise_are_told_apart() -> None:
@@ -10,3 +42,106 @@ def test_graphs_that_rotate_otherwise_are_told_apart() -> None:
         return fingerprint(Graph("rotary", RotaryTable(8, RopeConfig(theta=theta)), (torch.arange(3),), ({},), ""))
 
     assert of(10000.0) == of(10000.0) != of(500000.0)
+
+
+def test_graphs_with_another_epsilon_or_configuration_are_told_apart() -> None:
+    assert key_of(RMSNorm(8, 1e-5)) == key_of(RMSNorm(8, 1e-5)) != key_of(RMSNorm(8, 1e-6))
+    within = [key_of(nn.Sequential(RMSNorm(8, eps))) for eps in (1e-5, 1e-6)]
+    assert len(set(within)) == 2
+    keys = [key_of(Configured(RopeConfig(factor=factor))) for factor in (1.0, 1.0, 8.0)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_another_process_finds_a_graph_under_the_same_key() -> None:
+    prints = [subprocess.check_output([sys.executable, "-c", NORM], text=True, cwd=Path(__file__).parents[2]) for _ in range(2)]
+    assert prints[0] == prints[1]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("processor: 0\nflags\t\t: fpu avx512f avx512_vnni\n", "processor: 0\nflags\t\t: fpu avx512f\n"),
+        ("Features\t: fp asimd sve\n", "Features\t: fp asimd\n"),
+    ],
+    ids=["x86", "arm"],
+)
+def test_cpus_of_a_class_that_can_do_different_things_share_nothing(other_cpu: Path, lines: tuple[str, str]) -> None:
+    def keys(said: str) -> tuple[str, str]:
+        other_cpu.write_text(said)
+        machine.cache_clear()
+        return runner_fingerprint(), key_of(RMSNorm(8, 1e-5))
+
+    first, second = keys(lines[0]), keys(lines[1])
+    assert first == keys(lines[0] + "processor: 1\nflags: of another core\n")
+    assert first[0] != second[0] and first[1] != second[1]
+
+
+def test_without_word_of_a_cpu_its_name_counts(other_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(name: str) -> str:
+        monkeypatch.setattr("platform.processor", lambda: name)
+        machine.cache_clear()
+        return runner_fingerprint()
+
+    assert not other_cpu.exists()
+    assert key("arm") == key("arm") != key("i386")
+
+
+def test_graphs_with_our_operators_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for tiles in (True, False):
+        monkeypatch.setattr(compiled, "has_tiles", lambda tiles=tiles: tiles)
+        keys.append(key_of(RMSNorm(8, 1e-5)))
+    assert keys[0] != keys[1]
+
+
+def test_a_graph_is_of_all_packages_that_its_module_is_within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "outside" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for package in (inner, inner.parent):
+        (package / "__init__.py").touch()
+    (inner / "network.py").write_text("from torch import nn\nfrom outer.helping import help\nclass Network(nn.Module): pass\n")
+    helping, outside = inner.parent / "helping.py", tmp_path / "outside" / "other.py"
+    helping.write_text("def help(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path / "outside")
+    from outer.inner.network import Network  # type: ignore[import-not-found]
+
+    before = key_of(Network())
+    outside.touch()
+    assert key_of(Network()) == before
+    helping.write_text("def help(): return 2\n")
+    assert key_of(Network()) != before
+
+
+@pytest.fixture
+def old_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is one that has no <amxbf16intrin.h>."""
+    compiler = tmp_path / "g++-10"
+    compiler.write_text("#!/bin/sh\ncat > /dev/null\necho lacking\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+
+@pytest.mark.usefixtures("old_compiler")
+def test_a_compiler_that_is_too_old_for_the_cpu_compiles_nothing_and_that_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "has_tiles", lambda: True)
+    for _ in range(2):
+        assert "g++-10 does not know this CPU's AVX512-BF16" in (unsupported(torch.device("cpu")) or "")
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "install g++ 11 or newer" in record.getMessage()
+
+
+@pytest.mark.usefixtures("old_compiler")
+def test_for_other_cpus_it_is_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "has_tiles", lambda: False)
+    assert unsupported(torch.device("cpu")) is None
+
+
+def test_a_compiler_that_fails_says_so_when_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setattr(compiled, "has_tiles", lambda: True)
+    assert unsupported(torch.device("cpu")) is None

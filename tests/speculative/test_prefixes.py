@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load
@@ -153,6 +157,22 @@ def test_a_fingerprint_names_target_and_drafter(make_engine: MakeEngine) -> None
     prints = [make_engine(*pair).info.fingerprint for pair in pairs]
     assert len(set(prints)) == len(prints)
     assert make_engine(N0, "moa", max_num_seqs=2, draft_window=7).info.fingerprint == prints[0]
+
+
+@pytest.mark.parametrize("drafter", ["none", "entry"])
+def test_a_fingerprint_names_what_else_keys_and_values_depend_on(make_engine: MakeEngine, tmp_path: Path, drafter: str) -> None:
+    """Weights stay as they are; a bundle's name, which stands for these alone, does too."""
+    infos = []
+    for name, change in (("same", {}), ("rope", {"rope_theta": 5e5}), ("norm", {"rms_norm_eps": 1e-3})):
+        shutil.copytree(N0 / "target", tmp_path / name / "target")
+        config = tmp_path / name / "target" / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | change))
+        infos.append(make_engine(tmp_path / name, drafter).info)
+    same = make_engine(N0, drafter).info
+    for of in (lambda info: info.fingerprint, lambda info: info.target):
+        assert of(infos[0]) == of(same)
+        assert len({of(info) for info in infos}) == 3
+    assert {info.pair for info in infos} == {same.pair}
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: b"", lambda data: b"\x00" * 64, lambda data: data[::-1]])

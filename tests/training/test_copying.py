@@ -10,6 +10,7 @@ from models.moa import MoA
 from training.copying import begin_with_copying
 from training.forward import DraftForward
 from training.masks import cross_attention_mask, self_attention_mask
+from training.resizing import resized
 
 from . import tiny
 
@@ -45,18 +46,32 @@ def texts() -> tuple[Tensor, Tensor]:
     return texts, at
 
 
+def talking_target() -> Llama:
+    """One that says its tokens' embeddings."""
+    target = Llama(TARGET).requires_grad_(False)
+    torch.nn.init.normal_(target.lm_head.weight)
+    target.embedding.weight.copy_(target.lm_head.weight)
+    return target
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("block", [0, 4], ids=["level by level", "block"])
 def test_an_untrained_drafter_says_what_followed_the_last_tokens_before(
     texts: tuple[Tensor, Tensor], block: int, depth: int
 ) -> None:
-    target = Llama(TARGET).requires_grad_(False)
-    torch.nn.init.normal_(target.lm_head.weight)
-    target.embedding.weight.copy_(target.lm_head.weight)
+    target = talking_target()
     moa = fresh(paired=True, draft_block_size=block)
     by_chance = rank_of_what_followed(moa, target, *texts, depth=depth)
     begin_with_copying(moa)
     assert rank_of_what_followed(moa, target, *texts, depth=depth) < 0.75 * by_chance
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_block_that_is_added_copies_as_the_drafter_does(texts: tuple[Tensor, Tensor], depth: int) -> None:
+    target, moa = talking_target(), fresh(paired=True)
+    begin_with_copying(moa)
+    by_itself = rank_of_what_followed(moa, target, *texts, depth=depth)
+    assert rank_of_what_followed(resized(moa, {"draft_block_size": 4}), target, *texts, depth=depth) < 0.8 * by_itself
 
 
 @pytest.mark.parametrize("sizes", [{}, {"paired": True, "attends_to_all_memory": False}], ids=["no pairs", "newest memory alone"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from accelerate import Accelerator
 from models.llama import Llama
 from models.loader import load_target
 from training.data import Corpus
+from training.errors import ConfigError
 from training.regenerate import Writing, regenerate, regenerated
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "llama-n0"
@@ -107,3 +109,49 @@ def test_a_regenerated_corpus_is_kept_for_the_same_target_and_settings(
     assert again.key == first.key
     assert again.tokens.tolist() == first.tokens.tolist()
     assert make(Writing(frozenset(), 64, max_turn=5)).key != first.key
+
+
+class CutOff(Exception):
+    pass
+
+
+class OneOfTwo:
+    """Stands for the first of two processes, that is cut off while it waits for the other."""
+
+    num_processes, process_index, is_main_process = 2, 0, True
+
+    def wait_for_everyone(self) -> None:
+        raise CutOff
+
+
+def of_two(target: Llama, cache: Path) -> Corpus:
+    one: Any = OneOfTwo()
+    return regenerated(CORPUS, 3, target, Writing(frozenset(), 64, max_turn=4), cache, one)
+
+
+def test_another_number_of_processes_takes_no_share_for_the_whole(
+    target: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.regenerate.gather_object", lambda told: told)
+    with pytest.raises(CutOff):
+        of_two(target, tmp_path)
+    (share,) = tmp_path.iterdir()
+    assert share.name.endswith("-0-of-2")
+    alone = regenerated(CORPUS, 3, target, Writing(frozenset(), 64, max_turn=4), tmp_path, Accelerator(cpu=True))
+    assert len(alone) == 3
+    assert [path.name for path in tmp_path.iterdir()] == [alone.key], "what was cut off is gone"
+
+
+def test_machines_without_a_common_cache_are_told_before_anything_is_written(
+    target: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other's folder is seen there alone.
+    monkeypatch.setattr(
+        "training.regenerate.gather_object", lambda told: [*told, "elsewhere"] if isinstance(told[0], str) else told
+    )
+    monkeypatch.setattr("training.regenerate.regenerate", lambda *_, **__: pytest.fail("written"))
+    with pytest.raises(
+        ConfigError, match=r"--cache, and .* is not the same folder for all of them: name one that the machines share"
+    ):
+        of_two(target, tmp_path)
+    assert list(tmp_path.iterdir()) == []

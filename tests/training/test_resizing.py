@@ -68,3 +68,15 @@ def test_new_units_add_nothing_until_they_are_trained(moa: MoA) -> None:
 def test_what_cannot_be_changed_is_refused(moa: MoA) -> None:
     with pytest.raises(ConfigError, match="only the widths of MLPs can change"):
         resized(moa, {"sa_num_kv_heads": moa.config.sa_num_kv_heads * 2})
+
+
+@torch.no_grad()
+def test_a_block_is_added_to_a_paired_drafter() -> None:
+    torch.manual_seed(0)
+    moa = MoA(MoAConfig.from_target(TARGET, has_entry=True, paired=True))
+    assert moa.output_norm is not None
+    larger = resized(moa, {"draft_block_size": 5})
+    assert larger.block is not None and larger.block.copying is not None and larger.output_norm is None
+    before = moa.state_dict()
+    kept = {name for name, tensor in larger.state_dict().items() if name in before and torch.equal(tensor, before[name])}
+    assert kept == before.keys() - {"output_norm.weight"}

@@ -122,6 +122,10 @@ def test_other_drafters_learn_too_and_are_served(
         ({"method": "independent", "layers_inferred": 1}, "--layers-inferred is no option of --method independent"),
         ({"method": "eagle3", "draws": 2}, "--draws is no option of --method eagle3"),
         ({"method": "independent", "draft_vocabulary": 20}, "its own LM head knows all tokens"),
+        ({"method": "eagle3", "init_from": "x", "draft_mlp": 8}, "--draft-mlp: with --init-from the drafter keeps its sizes"),
+        ({"method": "eagle2", "init_from": "x", "draft_kv_heads": 2}, "--draft-kv-heads: with --init-from"),
+        ({"method": "independent", "init_from": "x", "draft_layers": 2}, "--draft-layers: with --init-from"),
+        ({"method": "independent", "init_from": "x", "draft_hidden": 32}, "--draft-hidden: with --init-from"),
     ],
 )
 def test_options_of_another_method_are_refused(config: TrainConfig, values: dict[str, Any], complaint: str):
@@ -226,6 +230,45 @@ def test_a_save_that_breaks_off_leaves_the_earlier_checkpoint(tmp_path: Path):
     with pytest.raises(AttributeError):
         save_checkpoint(tmp_path, {"step": lambda: 2}, 2)
     assert [path.name for path in tmp_path.glob("*.pt")] == ["checkpoint-00000001.pt"]
+    save_checkpoint(tmp_path, {"step": 3}, 3)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-00000001.pt", "checkpoint-00000003.pt"}
+
+
+def test_a_run_cut_off_in_its_first_checkpoint_begins_anew(config: TrainConfig):
+    folder = config.out / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint-00000001.tmp").write_bytes(b"half")
+    train(changed(config, max_steps=2))
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-00000002.pt"]
+
+
+def test_a_gpu_is_not_silently_done_without(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
+    class OnCpu:
+        device = torch.device("cpu")
+
+    monkeypatch.setattr("training.beginning.Accelerator", lambda **_: OnCpu())
+    with pytest.raises(ConfigError, match="--device cuda: PyTorch sees no GPU here"):
+        prepare(changed(config, device="cuda"))
+
+
+def test_intervals_must_fit_the_block_that_is_trained_on(config: TrainConfig, tmp_path: Path):
+    train(changed(config, max_steps=1, draft_block=9, max_interval=10))
+    further = changed(config, out=tmp_path / "further", init_from=str(config.out))
+    with pytest.raises(ConfigError, match=r"--max-interval 14 drafts 13 positions, .* a block of 9: say --max-interval 10 or less"):
+        prepare(further)
+    train(changed(further, max_steps=1, max_interval=10))
+
+
+def test_a_block_that_is_added_starts_from_what_a_paired_drafter_has_learnt(config: TrainConfig, tmp_path: Path):
+    config = changed(config, max_steps=30, lr=5e-3, kl_weight=1.0, feature_weight=0.0, log_every=1, paired=True)
+    train(config)
+    learnt = [line["loss"] for line in log(config.out, "train")]
+    further = changed(config, out=tmp_path / "further", init_from=str(config.out), draft_block=13, lr=1e-3, warmup=0, max_steps=20)
+    train(further)
+    losses = [line["loss"] for line in log(further.out, "train")]
+    # Its features enter the LM head without the norm that they were trained with, but as large.
+    assert losses[0] < learnt[0] - 0.2
+    assert sum(losses[-5:]) < sum(losses[:5])
 
 
 def test_resuming_needs_the_same_recipe_and_data(config: TrainConfig, tmp_path: Path, write_chats: Callable[[Path, int], Path]):
@@ -281,6 +324,7 @@ def test_rates_warm_up_and_follow_their_schedule():
         ({"kl_weight": -1.0}, "must not be negative"),
         ({"draft_block": 12, "max_interval": 14}, "intervals of up to 14 draft 13 positions: raise --draft-block"),
         ({"draft_block_mlp": 8}, "--draft-block-mlp needs --draft-block"),
+        ({"device": "cuda:1"}, "--device cuda:1: auto, cpu, cuda are what can be said; CUDA_VISIBLE_DEVICES chooses"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(config: TrainConfig, values: dict[str, Any], complaint: str):
