@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from speculative.errors import InvalidRequestError
-from speculative.json_schema import reason, unsupported
+from speculative.json_schema import LONGEST_PATTERN, long_pattern, reason, unsupported
 from speculative.request import Grammar
 
-LONGEST = {"json_schema": 2**16, "regex": 2**10, "ebnf": 2**13, "structural_tag": 2**18}
+LONGEST = {"json_schema": 2**16, "regex": LONGEST_PATTERN, "ebnf": 2**13, "structural_tag": 2**18}
 """Characters of a grammar: repetitions side by side take a time to compile that grows with the square of their number."""
 
 CACHE_BYTES = 64 * 2**20
@@ -52,9 +52,7 @@ class Grammars:
         """Raises InvalidRequestError for what is no grammar, or none that can be followed."""
         if not self._ends:
             raise InvalidRequestError("this model has no end token, so no grammar could end its text", param="grammar")
-        if len(grammar.source) > LONGEST[grammar.kind]:
-            message = f"it has {len(grammar.source)} characters, and at most {LONGEST[grammar.kind]} are compiled"
-            raise InvalidRequestError(message, param="grammar")
+        _check_length(grammar)
         self._make_room(grammar)
         try:
             match grammar.kind:
@@ -84,6 +82,12 @@ class Grammars:
         return GrammarMatcher(self.compile(grammar), self._vocab_size, self._text)
 
 
+def _check_length(grammar: Grammar) -> None:
+    if len(grammar.source) > LONGEST[grammar.kind]:
+        message = f"it has {len(grammar.source)} characters, and at most {LONGEST[grammar.kind]} are compiled"
+        raise InvalidRequestError(message, param="grammar")
+
+
 # A grammar is checked in one thread and followed in another, the engine's, which is not to do it all again.
 @lru_cache(maxsize=256)
 def _schema_problem(source: str) -> str | None:
@@ -96,8 +100,14 @@ def _schema_problem(source: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def _structural_tag(source: str) -> str:
-    """A structural tag whose JSON has one way to write a value too; xgrammar's own lets white space vary."""
-    return json.dumps(_one_way(json.loads(source)))
+    """A structural tag whose JSON has one way to write a value too; xgrammar's own lets white space vary.
+
+    Schemas are followed as far as they can be, so nothing is said of what is not; but what is in it is no longer than by itself.
+    """
+    tag = json.loads(source)
+    if (problem := long_pattern(tag)) is not None:
+        raise InvalidRequestError(problem, param="grammar")
+    return json.dumps(_one_way(tag))
 
 
 def _one_way(node: Any) -> Any:
@@ -105,6 +115,8 @@ def _one_way(node: Any) -> Any:
         return [_one_way(each) for each in node]
     if not isinstance(node, dict):
         return node
+    if node.get("type") == "grammar" and isinstance(written := node.get("grammar"), str):
+        _check_length(Grammar("ebnf", written))
     if node.get("type") != "json_schema" or "json_schema" not in node:
         return {key: _one_way(value) for key, value in node.items()}
     written = xgrammar.Grammar.from_json_schema(json.dumps(node["json_schema"]), any_whitespace=False)

@@ -27,6 +27,9 @@ FORMATS = frozenset(
 )
 """Formats of strings that it writes; formats of numbers say nothing about their text."""
 
+LONGEST_PATTERN = 2**10
+"""Characters of a regular expression: one of so many options takes a second to compile, and twice as many take five."""
+
 _ALTERNATIVES = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 """Each of them stands for a whole value: xgrammar reads one of them and none of what is beside it."""
 
@@ -45,7 +48,25 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 def unsupported(schema: Any) -> str | None:
     """Why a text that xgrammar lets through might break ``schema``: the keyword, and where it stands; None if none can."""
-    return next(_problems(schema, schema, "#"), None)
+    return long_pattern(schema) or next(_problems(schema, schema, "#"), None)
+
+
+def long_pattern(node: Any) -> str | None:
+    """Which pattern in a schema, or in anything that holds schemas, has more than `LONGEST_PATTERN` characters; None if none has.
+
+    It may stand anywhere, as a ``$ref`` leads anywhere.
+    """
+    return next(_long_patterns(node, "#"), None)
+
+
+def _long_patterns(node: Any, place: str) -> Iterator[str]:
+    if isinstance(node, dict):
+        names = node.get("patternProperties")
+        for pattern in (node.get("pattern"), *(names if isinstance(names, dict) else ())):
+            if isinstance(pattern, str) and len(pattern) > LONGEST_PATTERN:
+                yield f"a pattern has {len(pattern)} characters, and at most {LONGEST_PATTERN} are compiled (at {place})"
+    for key, each in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from _long_patterns(each, f"{place}/{key}")
 
 
 def _problems(schema: Any, root: Any, place: str) -> Iterator[str]:

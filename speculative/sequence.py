@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from speculative.detokenizer import Detokenizer
 from speculative.errors import InvalidRequestError
@@ -139,8 +139,9 @@ class Sequence:
         return self._output(tuple(kept), text, reported, accepted)
 
     def reading(self, memory: Memory) -> RequestOutput:
-        """What there is to tell while the prompt is read."""
-        return replace(self._output((), ""), memory=memory)
+        """What there is to tell while the prompt is read; its log-probabilities wait until they are whole."""
+        text, self.untold = self.untold, ""
+        return RequestOutput(self.request.request_id, (), text, self.finish_reason, self.stats(), memory=memory)
 
     def _output(
         self, tokens: tuple[int, ...], text: str, logprobs: tuple[TokenLogprob, ...] | None = None, accepted: int = 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Awaitable, Iterable
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
 
 
 async def set_within(event: asyncio.Event, timeout: float) -> bool:
@@ -19,13 +21,25 @@ async def set_within(event: asyncio.Event, timeout: float) -> bool:
         waiting.cancel()
 
 
+async def within(work: Awaitable[T], timeout: float) -> T:
+    """What ``work`` gives; TimeoutError where that takes longer than ``timeout`` seconds. It has ended when this has."""
+    task = asyncio.ensure_future(work)  # not wait_for: see `ended`
+    try:
+        await asyncio.wait({task}, timeout=timeout)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        await ended({task})
+
+
 async def for_ever() -> NoReturn:
     """Wait until cancelled."""
     while True:
         await asyncio.Event().wait()
 
 
-async def ended(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def ended(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel tasks until they have ended: before Python 3.12 a `wait_for` in one may answer a cancellation with its result."""
     under_way = set(tasks)
     while under_way:

@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentRes
 from app.cluster.board import replicas_of
 from speculative.errors import EngineError, EngineLoadError, EngineStepError, ReplicaLostError
 from speculative.replicas.inboxes import Inbox, Inboxes
-from speculative.replicas.messages import ReplicaState, Told, Wish
+from speculative.replicas.messages import Failure, ReplicaState, Told, Wish
 from speculative.request import OfferedTree, Request
 from speculative.waiting import ended, set_within
 
@@ -107,15 +107,26 @@ class RayFleet:
                 inbox.fail(EngineStepError(f"the replica failed: {error}"))
 
     async def offer(self, replica: str, request_id: str, tree: OfferedTree) -> None:
-        """As in Fleet."""
+        """As in Fleet.
+
+        Serve lets a replica that it replaces finish its calls, and takes no new ones for it: a text that waits for trees can only
+        move.
+        """
+        try:
+            failure = await self._offered(replica, request_id, tree)
+        except ReplicaLostError as error:
+            self._inboxes.fail(request_id, error)
+            raise
+        if failure is not None:
+            raise failure.error
+
+    async def _offered(self, replica: str, request_id: str, tree: OfferedTree) -> Failure | None:
         if replica not in replicas_of(self._deployed().deployment_name):
             raise ReplicaLostError("the replica is gone", replica)
         try:
-            failure = await _called(self._unary().offer, request_id, tree, wish=Wish(only=replica))
+            return cast("Failure | None", await _called(self._unary().offer, request_id, tree, wish=Wish(only=replica)))
         except (RayError, RayServeException) as error:
             raise ReplicaLostError(str(error).splitlines()[0], replica) from error
-        if failure is not None:
-            raise failure.error
 
     def _deployed(self) -> DeploymentHandle[Any]:
         assert self._handle is not None, "nothing is asked before a replica has answered"

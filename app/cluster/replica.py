@@ -43,7 +43,7 @@ class EngineReplica:
 
     async def generate(self, request: Request, listener: str, wish: Wish) -> None:
         """Answer a request; all messages about it are for ``listener``. Returns once the last one is put there."""
-        async with aclosing(answer(self._name, self._engine.info.target, self._run, request, wish)) as messages:
+        async with aclosing(answer(self._name, self._engine.info, self._run, request, wish)) as messages:
             async for told in messages:
                 self._outboxes.put(listener, told)
 

@@ -9,7 +9,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import NoReturn
@@ -188,13 +187,12 @@ class EdgeEngine:
                     # The drafter adds the noise that the target is sampled with.
                     request = replace(request, params=replace(params, seed=secrets.randbits(63)))
                 length = self.info.max_model_len
-                text = await place.worker.compute(lambda: place.model.begin(request, length))
+                text = await place.worker.compute(lambda: place.model.begin(request, length), undo=place.model.end)
                 text.sequence.arrival_time = arrival
                 try:
                     await Writing(place, request, text, outputs.put_nowait).run()
                 finally:
-                    ending = self._worker.submit(place.model.end, text)  # behind what this text still has to compute
-                    ending.add_done_callback(_complain)
+                    self._worker.soon(lambda: place.model.end(text))  # behind what this text still has to compute
         except asyncio.CancelledError:
             outputs.put_nowait(EngineNotReadyError("The server is shutting down."))
             raise
@@ -233,12 +231,6 @@ class EdgeEngine:
         if self._place is None:
             raise self._load_error or EngineNotReadyError("the bundle is still loading")
         return self._place
-
-
-def _complain(ending: Future[None]) -> None:
-    """Nobody waits for a text's end: what goes wrong there must not go unseen."""
-    if not ending.cancelled() and (error := ending.exception()) is not None:
-        logger.error("a text's drafter was not given back", exc_info=error)
 
 
 class _Turns:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from contextlib import suppress
 
 from speculative.edge.connection import Connection
 from speculative.edge.opening import Server, open_connection
 from speculative.errors import ServerUnreachableError
 from speculative.remote.frames import Hello
-from speculative.waiting import ended
+from speculative.waiting import ended, set_within
 
 logger = logging.getLogger("moaserve.edge")
 
@@ -73,8 +72,7 @@ class Link:
             if (left := self.lost_at + patience - loop.time()) <= 0:
                 return None
             self._changed.clear()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+            await set_within(self._changed, left)
         return self.connection
 
     async def close(self) -> None:

@@ -92,6 +92,11 @@ async def _open(server: Server, hello: Hello) -> Connection:
         elif isinstance(error, InvalidMessage) and server.url.startswith("ws://"):
             said += "; if it speaks TLS, its address begins with wss://"
         raise ServerUnreachableError(f"{server.url} cannot be reached: {said}") from error
+    except ImportError as error:
+        raise ServerUnreachableError(f"{server.url} cannot be reached through this proxy: {error}", permanent=True) from error
+    except ValueError as error:  # a port that is no number, a name that no host can have, a key that no header can hold
+        message = f"{server.url} cannot be asked: {error}; is its address right, and its proxy's, and the key?"
+        raise ServerUnreachableError(message, permanent=True) from error
     assert isinstance(socket, Socket)
     try:
         await socket.send(socket.count(encode(hello)))

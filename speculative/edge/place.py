@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,8 @@ from speculative.edge.policy import EdgePolicy
 from speculative.policy import DraftShape
 
 T = TypeVar("T")
+
+logger = logging.getLogger("moaserve.edge")
 
 
 @dataclass(slots=True)
@@ -43,13 +46,22 @@ class Worker(ThreadPoolExecutor):
         """Whether nobody waits for it."""
         return not self._num_awaited
 
-    async def compute(self, work: Callable[[], T]) -> T:
-        """Run ``work`` there; for one event loop."""
+    async def compute(self, work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """Run ``work`` there; for one event loop. A result that nobody waits for any more is ``undo``'s, there too."""
         self._num_awaited += 1
+        job = self.submit(work)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self, work)
+            return await asyncio.wrap_future(job)
+        except asyncio.CancelledError:
+            if undo is not None:
+                self.soon(lambda: None if job.cancelled() or job.exception() is not None else undo(job.result()))
+            raise
         finally:
             self._num_awaited -= 1
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Run ``work`` there, behind what is to be computed already. Nobody waits for it, so what goes wrong is logged."""
+        self.submit(work).add_done_callback(_complain)
 
     def submit(self, work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         """As in Executor."""
@@ -62,6 +74,11 @@ class Worker(ThreadPoolExecutor):
                 self.busy_since = None
 
         return super().submit(timed)
+
+
+def _complain(job: Future[Any]) -> None:
+    if not job.cancelled() and (error := job.exception()) is not None:
+        logger.error("a text's drafter was not given back", exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ class Session:
     ``tokens`` are prompt and output, as the server has told them, ``num_characters`` those of the output's text. There is memory up
     to position ``memory_end``; ``rows`` is what nobody has taken of it yet. ``step`` is the last tree that was sent, ``unanswered``
     those without a result, with their steps. ``num_given`` tokens were there when it was opened, and the server had
-    ``server_length`` when it was begun on this connection.
+    ``server_length`` when it was begun on this connection. ``prompt_logprobs`` is what has come of them, in however many frames,
+    until they are told as a whole.
     """
 
     request: Request
@@ -68,6 +69,7 @@ class Session:
     server_length: int = 0
     may_skip: bool = True
     finish_reason: FinishReason | None = None
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
     told_prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
@@ -85,6 +87,7 @@ class Session:
         if row_bytes != self.row_bytes and self.resume_token is not None:
             self.forget()  # another server: one that writes memory in another way
         self.row_bytes, self.opened = row_bytes, False
+        self.prompt_logprobs.clear()  # they come again from the first
         # Memory of tokens that were still to come is told again, with its tokens.
         self._drop_memory(len(self.tokens))
         if self.resume_token is not None:
@@ -165,7 +168,7 @@ class Session:
         self.tokens += tokens
         self.num_characters += len(frame.text_delta)
         self.finish_reason = frame.finish_reason
-        self.told_prompt_logprobs = self.told_prompt_logprobs or bool(frame.prompt_logprobs)
+        of_prompt = self._take_prompt_logprobs(frame)
         self.take_memory(frame)
         return Gain(
             tokens,
@@ -174,9 +177,20 @@ class Session:
             frame.text_delta,
             frame.finish_reason,
             _logprobs(frame.logprobs),
-            _logprobs(frame.prompt_logprobs),
+            _logprobs(of_prompt),
             frame.stats,
         )
+
+    def _take_prompt_logprobs(self, frame: Result) -> tuple[Logprob, ...] | None:
+        """All of them, once what comes behind them has come; None where that was before, is still to be, or there are none."""
+        if self.told_prompt_logprobs:
+            return None
+        self.prompt_logprobs += frame.prompt_logprobs or ()
+        if not (frame.tokens or frame.text_delta or frame.finish_reason):
+            return None
+        whole, self.told_prompt_logprobs = tuple(self.prompt_logprobs) or None, True
+        self.prompt_logprobs.clear()
+        return whole
 
     def can_draft(self, in_flight: int) -> bool:
         """Whether all that was gained is known here, so that a tree can be drafted, and the server, which takes ``in_flight``

@@ -168,8 +168,8 @@ class Writing:
         if gain.tokens:
             self._failures = 0
         self._costs.gained(frame.step, gain, channel, drafts=not published.ahead)
-        if not (gain.tokens or gain.text or gain.finish_reason or gain.prompt_logprobs):
-            return  # what answers a tree that the text has left
+        if not (gain.tokens or gain.text or gain.finish_reason):
+            return  # it answers a tree that the text has left, or is a part of what is told as a whole
         self._text.take(gain)
         corrected = published.num_corrected
         news = published.take(gain, len(session.output), revise=self._place.offline == "correct" and self._request.revisable)
@@ -231,6 +231,9 @@ class Writing:
             raise ContextLengthError(error.message, param="max_tokens")
         if error.code == "invalid_parameter":
             raise InvalidRequestError(error.message)
+        if error.code == "wrong_model":
+            channel.connection.fail(error.message)  # whoever greets it anew is told the same
+            raise ServerUnreachableError(f"{self._place.link.server.url}: {error.message}", permanent=True)
         if error.retryable:
             await self._again(f"the server does not take the text now: {error.message}")
         if error.code in ("cannot_resume", "unknown_session", "session_in_use"):

@@ -165,6 +165,8 @@ class ServedSession:
         try:
             async with aclosing(generate(self._request)) as outputs:
                 async for output in outputs:
+                    if self._has_ended:
+                        return  # what cancelled it may have been answered with this output: see `waiting.ended`
                     self._take(output)
                     while self.line is not None and not self.line.has_room:
                         await self._wait_for_room(self.line)

@@ -34,6 +34,7 @@ class Verifier:
         self._host = registry.host
         self._limits: Limits = self._host.limits
         self._format: MemoryFormat | None = None
+        self._pair = ""
         self._row_bytes = 0
         self._sessions: dict[int, ServedSession] = {}
         self._used: set[int] = set()
@@ -136,6 +137,7 @@ class Verifier:
                 f"this server's drafter ({info.drafter}) has no memory to send: start it with a MoA drafter of N = 0 (--drafter)",
             )
         version, self._format = agree(frame, info.pair)
+        self._pair = info.pair
         self._row_bytes, newest_bytes = remote.memory_bytes[self._format]
         self._limits = replace(
             self._limits,
@@ -152,6 +154,7 @@ class Verifier:
 
     def _open(self, frame: Open, format: MemoryFormat) -> None:
         self._check_free(frame)
+        self._check_pair(frame.session)
         params = frame.sampling.params()
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request = Request(
@@ -185,6 +188,13 @@ class Verifier:
             message = f"{frame_name(type(frame))}: session {frame.session} is taken: cancel it first, or use another number"
             raise ProtocolError("session_in_use", message, session=frame.session)
         self._used.add(frame.session)
+
+    def _check_pair(self, number: int) -> None:
+        """Replicas may have given way to others since the greeting, and memory means something to one drafter alone."""
+        self._registry.check_open(number)
+        if self._host.engine.info.pair != self._pair:
+            message = "this server runs another target or drafter by now: export the bundle from it anew"
+            raise ProtocolError("wrong_model", message, session=number)
 
     def _line(self, number: int) -> Line:
         return Line(number, self._outgoing, self._release)

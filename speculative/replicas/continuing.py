@@ -28,7 +28,6 @@ class Continuation:
         self._tokens: list[int] = []
         self._characters = 0
         self._memory_end = request.memory_from
-        self._prompt_logprobs_told = False
         self._before = self._stats = RequestStats()
         self._arrival = time.monotonic()
         self._ahead = 0.0
@@ -52,7 +51,7 @@ class Continuation:
         if not self.attempt:
             return self._request
         params = self._request.params
-        if self._prompt_logprobs_told:
+        if self._tokens:  # they were told with the first of these
             params = replace(params, prompt_logprobs=None)
         return replace(
             self._request,
@@ -80,7 +79,6 @@ class Continuation:
         self._tokens += output.new_token_ids
         self._characters += len(output.text_delta)
         self.is_answered = self.is_answered or bool(output.new_token_ids)
-        self._prompt_logprobs_told = self._prompt_logprobs_told or output.prompt_logprobs is not None
         if (memory := output.memory) is not None and self._row_bytes:
             self._memory_end = max(self._memory_end, memory.first + len(memory.rows) // self._row_bytes)
         self._stats = _sum(self._before, self._on_this_clock(output.stats))

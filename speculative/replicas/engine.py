@@ -23,7 +23,7 @@ from speculative.replicas.messages import ReplicaState, Told, Wish
 from speculative.replicas.models import ServedModel
 from speculative.replicas.summing import sum_of
 from speculative.request import Grammar, OfferedTree, Request, RequestOutput
-from speculative.waiting import for_ever, set_within
+from speculative.waiting import for_ever, set_within, within
 
 logger = logging.getLogger("moaserve.replicas")
 
@@ -151,7 +151,9 @@ class ReplicatedEngine:
         stream = self._streams[request.request_id] = Continuation(request, model.row_bytes(request))
         self._idle.clear()
         try:
-            async with aclosing(self._written(stream, model.info.target)) as outputs:
+            # Memory means something to the drafter alone that it is of.
+            wish = Wish(model.info.target, pair=model.info.pair if request.memory is not None else "")
+            async with aclosing(self._written(stream, wish)) as outputs:
                 async for output in outputs:
                     yield output
         finally:
@@ -159,13 +161,13 @@ class ReplicatedEngine:
             if not self._streams:
                 self._idle.set()
 
-    async def _written(self, stream: Continuation, target: str) -> AsyncGenerator[RequestOutput, None]:
+    async def _written(self, stream: Continuation, wish: Wish) -> AsyncGenerator[RequestOutput, None]:
         avoid: set[str] = set()
         losses, failures, length = 0, 0, stream.length
         cause: EngineError
         while True:
             try:
-                async with aclosing(self._placed(stream, target, avoid)) as outputs:
+                async with aclosing(self._placed(stream, wish, avoid)) as outputs:
                     async for output in outputs:
                         yield output
                         if output.finish_reason is not None:
@@ -188,14 +190,16 @@ class ReplicatedEngine:
             avoid |= {lost} - {""}
             stream.lost()
 
-    async def _placed(self, stream: Continuation, target: str, avoid: set[str]) -> AsyncGenerator[RequestOutput, None]:
+    async def _placed(self, stream: Continuation, wish: Wish, avoid: set[str]) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one replica; raises ReplicaLostError where it does not end the text."""
         request = stream.request
         keys: list[bytes] = []
         extend_keys(keys, request.given_token_ids, request.cache_salt)
         near = self._affinity.near(keys, request.session)
-        others = {name for name, state in self.replicas.items() if state.info.target != target}
-        wish = Wish(target, near, frozenset(avoid | others))
+        others = {name for name, state in self.replicas.items() if not wish.fits(state.info)}
+        if wish.pair and others and len(others) == len(self.replicas):
+            raise EngineNotReadyError("all replicas have another target or drafter by now")
+        wish = replace(wish, near=near, avoid=frozenset(avoid | others))
         async with aclosing(self._fleet.generate(request, wish)) as messages:
             told = await self._first(messages)
             self.num_placed += 1
@@ -223,10 +227,10 @@ class ReplicatedEngine:
 
     async def _first(self, messages: AsyncGenerator[Told, None]) -> Told:
         try:
-            return await asyncio.wait_for(anext(messages), self._patience)
+            return await within(anext(messages), self._patience)
         except StopAsyncIteration:
             raise ReplicaLostError("the replica has said nothing") from None
-        except (TimeoutError, asyncio.TimeoutError):
+        except TimeoutError:
             raise EngineNotReadyError(f"no replica could take the request within {self._patience:g} seconds") from None
 
     def offer_soon(self, request_id: str, tree: OfferedTree, refused: Callable[[Exception], None]) -> None:
@@ -246,7 +250,7 @@ class ReplicatedEngine:
         try:
             await self._fleet.offer(stream.replica, stream.request.request_id, tree)
         except ReplicaLostError:
-            return  # the stream itself ends too, and the text moves
+            return  # the fleet ends the text's messages too, and it moves
         except Exception as error:
             if (stream.attempt, stream.length) == (attempt, length) or not isinstance(error, InvalidRequestError):
                 refused(error)

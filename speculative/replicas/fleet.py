@@ -34,4 +34,7 @@ class Fleet(Protocol):
         """
 
     async def offer(self, replica: str, request_id: str, tree: OfferedTree) -> None:
-        """Let a remote request of a replica go on; raises InvalidRequestError, or ReplicaLostError."""
+        """Let a remote request of a replica go on; raises InvalidRequestError, or ReplicaLostError.
+
+        Where it raises that, ``generate`` does so too.
+        """

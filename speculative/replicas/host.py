@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from speculative.config import ModelInfo
 from speculative.errors import EngineError, EngineNotReadyError
 from speculative.replicas.messages import Failure, Told, Wish
 from speculative.request import Request, RequestOutput
@@ -13,7 +14,7 @@ from speculative.request import Request, RequestOutput
 Generate = Callable[[Request], AsyncGenerator[RequestOutput, None]]
 
 
-async def answer(name: str, target: str, generate: Generate, request: Request, wish: Wish) -> AsyncGenerator[Told, None]:
+async def answer(name: str, info: ModelInfo, generate: Generate, request: Request, wish: Wish) -> AsyncGenerator[Told, None]:
     """All messages about a request: first who has taken it, then its outputs, and a failure where it fails.
 
     A text's first tokens, its end and whatever an edge waits for are told at once; all else can wait for others' messages.
@@ -23,7 +24,7 @@ async def answer(name: str, target: str, generate: Generate, request: Request, w
         failed = None if failure is None else Failure.of(failure)
         return Told(request.request_id, name, time.monotonic(), output, failed, can_wait)
 
-    if wish.target and wish.target != target:
+    if not wish.fits(info):
         yield told(failure=EngineNotReadyError("this replica serves another model"))
         return
     yield told(can_wait=True)

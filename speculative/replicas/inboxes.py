@@ -69,6 +69,11 @@ class Inboxes:
             if inbox.replica == replica:
                 inbox.fail(ReplicaLostError("the replica says no more", replica))
 
+    def fail(self, request_id: str, error: EngineError) -> None:
+        """No more will be said of that request, if it is under way still."""
+        if (inbox := self._open.get(request_id)) is not None:
+            inbox.fail(error)
+
     def expect(self, replica: str, since: float) -> bool:
         """Whether a replica that was sent nothing ``since`` a monotonic time may have something to say still."""
         return any(inbox.replica == replica or (not inbox.replica and inbox.began <= since) for inbox in self._open.values())

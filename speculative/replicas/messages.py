@@ -15,13 +15,19 @@ FailureKind = Literal["invalid", "context", "step", "not_ready"]
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Where a request should go: ``near`` names replicas that know its beginning, the best first; ``avoid`` those it must not
-    go to. With ``only`` it is for that replica alone. Replicas refuse what is not for their ``target`` ("": any).
+    go to. With ``only`` it is for that replica alone. Replicas refuse what is not for their ``target``, or for their ``pair`` of
+    target and drafter ("": any).
     """
 
     target: str = ""
     near: tuple[str, ...] = ()
     avoid: frozenset[str] = frozenset()
     only: str = ""
+    pair: str = ""
+
+    def fits(self, info: ModelInfo) -> bool:
+        """Whether an engine with that model can do what is wished."""
+        return self.target in ("", info.target) and self.pair in ("", info.pair)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from websockets.asyncio.server import ServerConnection, serve
 
 from models.config import DecoderConfig
 from models.edge_bundle import EdgeBundle, read_bundle
@@ -28,18 +32,24 @@ from speculative.drafters.moa_edge import EdgeDrafter, ReceivedMemory
 from speculative.edge.config import EdgeConfig
 from speculative.edge.engine import EdgeEngine
 from speculative.edge.opening import Server as Address
+from speculative.edge.text import EdgeText
 from speculative.edge_export import export_edge
-from speculative.errors import EngineLoadError
+from speculative.errors import EngineLoadError, ServerUnreachableError
 from speculative.loading import load_engine
 from speculative.policy import DraftShape, FixedPolicy
-from speculative.request import SamplingParams
+from speculative.remote import frames as f
+from speculative.remote.memory_codec import MemoryCodec
+from speculative.remote.packing import pack_tokens
+from speculative.request import Request, SamplingParams
 from speculative.sampler import Sampler
 from speculative.sequence import Sequence
 from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, random_moa, request, run
 from tests.speculative.edge import Beside, put_beside
+from tests.speculative.edge_client.test_connection import hear, tell
 from training.masks import cross_attention_mask, self_attention_mask
 
 KINDS = ("moa", *MOA_KINDS, "vocabulary", "entry, block and vocabulary")
+Play = Callable[[ServerConnection, f.Welcome], Awaitable[None]]
 PROMPTS = [[5, 9, 23, 41, 7, 9, 23], [11] * 30, [3, 77, 150], [60, 61, 62, 63, 64], list(range(20, 45)), [8, 8]]
 
 
@@ -433,4 +443,94 @@ async def test_garbage_is_not_looked_for_in_what_an_edge_has_loaded(export: Call
     await engine.start()
     await engine.wait_ready()
     assert gc.get_freeze_count() > 0
+    await engine.stop()
+
+
+@asynccontextmanager
+async def edge_of(bundle: Path, play: Play) -> AsyncIterator[EdgeEngine]:
+    """An edge whose server is played, for each connection anew, by who is told what the greeting is to be."""
+    read = read_bundle(bundle, dtype=torch.float32)
+    codec = MemoryCodec.of(read.drafter.config, "int8")
+    model = f.Model("m", read.config.max_model_len, 160, b"", codec.bytes_per_token, codec.newest_bytes)
+    welcome = f.Welcome(1, "int8", f.ServerLimits(2**20, 16, 64, 2, 4, 60.0), model)
+
+    async def run(socket: ServerConnection) -> None:
+        assert isinstance(await hear(socket), f.Hello)
+        await play(socket, welcome)
+
+    async with serve(run, "127.0.0.1", 0, compression=None, close_timeout=0.1) as server:
+        address = Address(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        engine = EdgeEngine(EdgeConfig(address, bundle, compile="off", num_threads=1))
+        await engine.start()
+        await engine.wait_ready()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+
+ASKED = request("a", [5, 6, 7], max_tokens=1, seed=1, prompt_logprobs=0)
+
+
+async def test_log_probabilities_that_come_in_parts_are_told_at_once(export: Callable[..., Path]) -> None:
+    async def play(socket: ServerConnection, welcome: f.Welcome) -> None:
+        await tell(socket, welcome)
+        assert isinstance(await hear(socket), f.Open)
+        parts = [f.Result(0, 0, 3, b"", prompt_logprobs=(f.Logprob(token, -1.0),)) for token in (6, 7)]
+        last = f.Result(0, 0, 3, pack_tokens([8]), text_delta="x", finish_reason="length")
+        await tell(socket, f.Opened(0, b"token", 3, 0, 1), *parts, last)
+        await socket.wait_closed()
+
+    async with edge_of(export(), play) as engine:
+        (output,) = [output async for output in engine.generate(ASKED)]
+        assert [each.token_id for each in output.prompt_logprobs or ()] == [6, 7]
+
+
+async def test_an_edge_whose_server_has_another_pair_by_now_says_so(export: Callable[..., Path]) -> None:
+    connections = 0
+
+    async def play(socket: ServerConnection, welcome: f.Welcome) -> None:
+        nonlocal connections
+        connections += 1
+        if connections > 1:
+            return await tell(socket, f.Error("wrong_model", "export the bundle anew"))
+        await tell(socket, welcome)
+        assert isinstance(await hear(socket), f.Open)
+        await tell(socket, f.Error("wrong_model", "another pair by now", session=0))
+        await socket.wait_closed()
+
+    async with edge_of(export(), play) as engine:
+        with pytest.raises(ServerUnreachableError, match="another pair by now"):
+            await anext(engine.generate(ASKED))
+        while connections < 2 or engine._loaded().link.problem is None or not engine._loaded().link.problem.permanent:
+            await asyncio.sleep(0.01)
+        with pytest.raises(ServerUnreachableError, match="export the bundle anew"):
+            engine.validate(ASKED)
+
+
+async def test_a_drafter_that_is_got_ready_for_who_has_left_is_given_back(export: Callable[..., Path]) -> None:
+    engine = EdgeEngine(EdgeConfig(Address("ws://127.0.0.1:9"), export(), offline="keep", compile="off", num_threads=1))
+    await engine.start()
+    await engine.wait_ready()
+    model, begins, may_go_on = engine._loaded().model, threading.Event(), threading.Event()
+    begin = model.begin
+
+    def slow(asked: Request, length: int) -> EdgeText:
+        begins.set()
+        may_go_on.wait()
+        return begin(asked, length)
+
+    model.begin = slow  # type: ignore[method-assign]
+    for _ in range(3):
+        begins.clear()
+        may_go_on.clear()
+        waiting = asyncio.create_task(anext(engine.generate(ASKED)))  # type: ignore[arg-type]
+        await asyncio.to_thread(begins.wait)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        while engine._tasks:
+            await asyncio.sleep(0)
+        may_go_on.set()
+        await engine._worker.compute(lambda: None)  # what is behind it there has been done
+        assert not model._drafters.of and model.num_drafters == 1
     await engine.stop()

@@ -51,6 +51,14 @@ def test_log_probabilities_are_told_of_the_prompt_and_of_what_is_new(make_engine
     assert rest[-1].stats.prompt_tokens == 17 and rest[-1].stats.completion_tokens == 7
 
 
+def test_what_is_told_while_a_prompt_is_read_has_no_part_of_its_log_probabilities(make_engine: MakeEngine) -> None:
+    whole = request("a", list(range(3, 40)), max_tokens=0, prompt_logprobs=1)
+    (series,) = run(make_engine(N0, "moa", prefill_chunk=6), [replace(whole, remote=True, memory="int8")]).values()
+    *reading, last = series
+    assert len(reading) > 3 and all(output.memory is not None and output.prompt_logprobs is None for output in reading)
+    assert [each.token_id for each in last.prompt_logprobs or ()] == list(range(4, 40))
+
+
 def test_text_goes_on_where_the_caller_is(make_speller) -> None:
     engine = make_speller()
     whole = request("a", [5, 9, 2], max_tokens=40, temperature=0.9, seed=3)

@@ -32,6 +32,14 @@ GRAMMARS = {
     "ebnf": Grammar("ebnf", 'root ::= "The answer is " number "."\nnumber ::= [0-9] | [0-9] number'),
     "choice": Grammar("ebnf", 'root ::= "yes, please" | "no, thank you" | "yes, but later"'),
 }
+
+
+def tagged(content: dict[str, object]) -> Grammar:
+    """Something within a structural tag."""
+    tag = {"type": "tag", "begin": "<", "content": {"type": "or", "elements": [content]}, "end": ">"}
+    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": tag}))
+
+
 SAMPLING = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}, {"temperature": 1.3, "top_k": 40}]
 
 
@@ -164,6 +172,10 @@ def test_the_end_token_in_a_draft_ends_the_text(make_speller) -> None:
         (Grammar("json_schema", "false"), "cannot accept any value"),
         (Grammar("structural_tag", "{}"), "format"),
         (Grammar("regex", "a?" * 1000), "at most"),
+        (Grammar("json_schema", json.dumps({"type": "string", "pattern": "a?" * 1000})), "2000 characters, and at most 1024"),
+        (tagged({"type": "regex", "pattern": "a?" * 1000}), "2000 characters, and at most 1024"),
+        (tagged({"type": "grammar", "grammar": "root ::= " + '"a"? ' * 2000}), "10009 characters, and at most 8192"),
+        (tagged({"type": "json_schema", "json_schema": {"type": "string", "pattern": "a?" * 1000}}), "2000 characters, and"),
     ],
     ids=str,
 )

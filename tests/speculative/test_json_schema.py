@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import xgrammar
 
-from speculative.json_schema import unsupported
+from speculative.json_schema import LONGEST_PATTERN, unsupported
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 
@@ -108,6 +108,27 @@ def accepts(grammar: xgrammar.Grammar, text: str) -> bool:
 def test_what_would_be_passed_over_is_refused_by_name(schema: Any, named: str) -> None:
     problem = unsupported(schema)
     assert problem is not None and named in problem
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "a" * (LONGEST_PATTERN + 1)}}}, "#/properties/a"),
+        ({"type": "object", "patternProperties": {"a" * (LONGEST_PATTERN + 1): INTEGER}}, "#"),
+        ({"$ref": "#/x/y", "x": {"y": {"type": "string", "pattern": "a" * (LONGEST_PATTERN + 1)}}}, "#/x/y"),
+    ],
+    ids=["pattern", "name", "referred to"],
+)
+def test_long_patterns_are_not_compiled(schema: Any, place: str) -> None:
+    said = unsupported(schema) or ""
+    assert f"has {LONGEST_PATTERN + 1} characters, and at most {LONGEST_PATTERN} are compiled (at {place})" in said
+
+
+def test_patterns_of_the_longest_kind_are_compiled() -> None:
+    fits = "a" * LONGEST_PATTERN
+    # A property may be called so.
+    named = {"type": "object", "properties": {"pattern": {"const": fits + "a"}, "patternProperties": {"const": 1}}}
+    assert unsupported({"type": "string", "pattern": fits}) is None and unsupported(named) is None
 
 
 def test_refusals_say_where() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from speculative.errors import EngineStepError, ReplicaLostError
 from speculative.replicas.messages import Told, Wish
-from speculative.request import Request, RequestOutput, RequestStats, SamplingParams
+from speculative.request import OfferedTree, Request, RequestOutput, RequestStats, SamplingParams
 
 pytest.importorskip("app.cluster.fleet", reason="needs the extra ray")
 
@@ -121,3 +121,22 @@ async def test_what_becomes_of_a_call_is_told(
     handle.answered.set()
     with pytest.raises(expected):
         await anext(messages)
+
+
+async def test_a_text_moves_where_its_replica_takes_no_more_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be let finish, and cannot: what it waits for does not reach it."""
+    monkeypatch.setattr("app.cluster.fleet.replicas_of", lambda _: ("another",))
+    handle = Handle()
+    fleet = fleet_of(handle)
+    messages = fleet.generate(request(), Wish())
+    coming = asyncio.ensure_future(anext(messages))
+    while not handle.seen:
+        await asyncio.sleep(0)
+    fleet._inboxes.deal([Told("text", "replica", 0.0)])
+    await coming
+    with pytest.raises(ReplicaLostError):
+        await fleet.offer("replica", "text", OfferedTree(2))
+    with pytest.raises(ReplicaLostError, match="the replica is gone"):
+        await asyncio.wait_for(anext(messages), 10)
+    while not handle.cancelled:
+        await asyncio.sleep(0)

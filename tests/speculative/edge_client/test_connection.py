@@ -210,3 +210,24 @@ async def test_patience_begins_when_a_connection_is_lost_however_long_it_held() 
         assert await link.connected(10) is not None
         await link.close()
         assert await link.connected(0) is None
+
+
+@pytest.mark.parametrize(
+    "url", ["ws://127.0.0.1:99999", "ws://127.0.0.1:port", f"ws://{'a' * 70}.example:80", "ws://[::1:80", "http://127.0.0.1:80"]
+)
+async def test_what_is_no_address_is_an_error_that_stays(url: str) -> None:
+    link = Link(Server(url), HELLO)
+    link.start()
+    await asyncio.wait_for(link.tried(), 10)
+    assert link.problem is not None and link.problem.permanent and url in str(link.problem)
+    await link.close()
+
+
+async def test_a_proxy_that_takes_another_library_is_an_error_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object, **__: object) -> object:
+        raise ImportError("connecting through a SOCKS proxy requires python-socks")
+
+    monkeypatch.setattr("speculative.edge.opening.connect", connect)
+    with pytest.raises(ServerUnreachableError, match="requires python-socks") as caught:
+        await open_connection(Server("ws://server.example:80"), HELLO)
+    assert caught.value.permanent

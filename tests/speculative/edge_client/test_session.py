@@ -215,3 +215,28 @@ def test_another_text_keeps_the_memory_of_what_is_the_same(session: Session) -> 
     frame = session.begin(0, ROW)
     assert isinstance(frame, Open)
     assert (unpack_tokens(frame.output), frame.text_length, frame.memory_from) == ([8, 11, 12], 3, 3)
+
+
+def test_log_probabilities_of_the_prompt_are_told_whole_however_they_come(session: Session) -> None:
+    session.request = replace(REQUEST, params=replace(REQUEST.params, prompt_logprobs=1))
+    session.begin(0, ROW)
+    session.take_opened(opened())
+    first, second = Logprob(6, -1.0), Logprob(7, -2.0)
+    assert session.take_result(Result(0, 0, 3, b"", prompt_logprobs=(first,))).prompt_logprobs is None
+    assert not session.told_prompt_logprobs, "nobody has heard of them yet"
+    assert isinstance(session.begin(0, ROW), Resume), "and so they come again from the first"
+    session.take_opened(opened())
+    for each in (first, second):
+        assert session.take_result(Result(0, 0, 3, b"", prompt_logprobs=(each,))).prompt_logprobs is None
+    gain = session.take_result(Result(0, 0, 3, pack_tokens([8]), memory=rows(3), text_delta="a"))
+    assert [(each.token_id, each.logprob) for each in gain.prompt_logprobs or ()] == [(6, -1.0), (7, -2.0)]
+    again = session.take_result(Result(0, 0, 4, pack_tokens([9]), memory_first=3, memory=rows(1), prompt_logprobs=(first,)))
+    assert again.prompt_logprobs is None, "once is enough"
+
+
+def test_log_probabilities_of_a_prompt_that_nothing_follows_are_told_with_the_end(session: Session) -> None:
+    session.begin(0, ROW)
+    session.take_opened(opened())
+    session.take_result(Result(0, 0, 3, b"", prompt_logprobs=(Logprob(6, -1.0),)))
+    gain = session.take_result(Result(0, 0, 3, b"", finish_reason="length", prompt_logprobs=(Logprob(7, -2.0),)))
+    assert [each.token_id for each in gain.prompt_logprobs or ()] == [6, 7]

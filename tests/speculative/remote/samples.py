@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from speculative.remote import frames as f
 from speculative.remote.limits import Limits
 from speculative.remote.packing import pack_rows, pack_tokens
+from speculative.request import MAX_COUNT
 
 LIMITS = Limits(
     frame_bytes=2**16,
@@ -88,7 +89,7 @@ sampling = st.builds(
     max_tokens=st.none() | st.integers(100, 2**32 - 1),
     temperature=st.floats(0, 100),
     top_p=st.floats(0, 1, exclude_min=True),
-    top_k=unsigned,
+    top_k=st.integers(0, MAX_COUNT),
     min_p=st.floats(0, 1),
     frequency_penalty=st.floats(-2, 2),
     presence_penalty=st.floats(-2, 2),

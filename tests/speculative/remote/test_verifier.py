@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
 from speculative.remote import frames as f
+from speculative.remote.limits import Limits
 from speculative.remote.packing import pack_rows, pack_tokens, unpack_tokens
-from speculative.request import Request
+from speculative.request import Request, RequestOutput
 from tests.speculative.conftest import N0, MakeEngine, request, run, tokens
 from tests.speculative.remote.conftest import Gate
 from tests.speculative.remote.edges import Connection, Server, Text, write
@@ -343,3 +346,45 @@ async def test_shutting_down_lets_texts_end(server: Server, make_engine: MakeEng
     assert text.output == text.expected
     await draining
     await connection.ended
+
+
+async def test_replicas_that_give_way_to_another_pair_are_noticed_at_the_next_text(server: Server, make_engine: MakeEngine) -> None:
+    text = text_of(make_engine, request("a", [5, 9, 2], max_tokens=8, **GREEDY))
+    connection = await begun(server, text)
+    engine = server.engine._engine
+    assert engine is not None
+    engine.info = replace(engine.info, pair="another")
+    connection.tell(f.Open(1, pack_tokens([1]), f.Sampling()))
+    error = await connection.hear(f.Error)
+    assert (error.code, error.session, error.retryable) == ("wrong_model", 1, False)
+    await write(connection, [text])
+    assert text.output == text.expected, "what was begun goes on"
+    await connection.close()
+
+
+async def test_a_text_that_has_ended_takes_nothing_more_of_what_runs_it(server: Server, make_engine: MakeEngine) -> None:
+    """Some answer a cancellation with an output: see `waiting.ended`."""
+    swallowed: list[bool] = []
+
+    async def stubborn(asked: Request) -> AsyncGenerator[RequestOutput, None]:
+        async with aclosing(server.generate(asked)) as outputs:
+            async for output in outputs:
+                yield output
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    assert not swallowed
+                    swallowed.append(True)
+
+    connection = server.connect(generate=stubborn)
+    connection.tell(f.Hello((1,), server.engine.info.pair, ("int8",)))
+    connection.limits = Limits.of(await connection.hear(f.Welcome), 2**20)
+    connection.tell(f.Open(0, pack_tokens(range(3, 40)), f.Sampling(max_tokens=1)))
+    await connection.hear(f.Opened)
+    await connection.hear(f.Memory)
+    connection.tell(f.Cancel(0))
+    assert await connection.hear(f.Closed) == f.Closed(0, "cancelled")
+    if running := set(server.registry._tasks):
+        assert not (await asyncio.wait(running, timeout=10))[1], "it goes on for nobody"
+    assert swallowed and not connection.heard()
+    await connection.close()

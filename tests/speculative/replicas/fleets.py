@@ -30,7 +30,7 @@ class Replica:
 
     async def answer(self, name: str, request: Request, wish: Wish, inbox: Inbox) -> None:
         try:
-            async with aclosing(answer(name, self.engine.info.target, self.engine.generate, request, wish)) as messages:
+            async with aclosing(answer(name, self.engine.info, self.engine.generate, request, wish)) as messages:
                 async for told in messages:
                     self.outboxes.put(INGRESS, told)
         except asyncio.CancelledError:

@@ -106,3 +106,17 @@ async def test_a_replica_is_listened_to_while_a_text_may_be_there() -> None:
         inboxes.deal((told("x", 1, replica="b"),))
         assert not inboxes.expect("a", since=x.began + 1.0) and inboxes.expect("b", since=x.began - 1.0)
     assert not inboxes.expect("b", since=x.began + 1.0)
+
+
+async def test_one_text_can_fail_alone() -> None:
+    inboxes = Inboxes()
+    with inboxes.opened("x") as x, inboxes.opened("y") as y:
+        inboxes.deal((told("x", 1), told("y", 2, last=True)))
+        inboxes.fail("x", ReplicaLostError("gone", "a"))
+        inboxes.fail("nobody", ReplicaLostError("gone", "a"))
+        heard = []
+        with pytest.raises(ReplicaLostError):
+            async for message in x.messages():
+                heard.append(message)
+        assert tokens(tuple(heard)) == [1], "what was said before comes first"
+        assert tokens(tuple([message async for message in y.messages()])) == [2]

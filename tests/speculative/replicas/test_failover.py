@@ -249,3 +249,21 @@ async def test_bad_requests_are_refused_here(make_speller: MakeSpeller, spelling
         with pytest.raises(InvalidRequestError):
             engine.check_grammar(Grammar("regex", "(("))
         assert not fleet.placed
+
+
+async def test_a_text_with_memory_stays_with_its_pair(make_speller: MakeSpeller, spelling: Path) -> None:
+    async with replicated(make_speller, spelling, 2) as (engine, fleet):
+        other = fleet.engines[1]._engine
+        assert other is not None
+        other.info = replace(other.info, pair="another drafter")
+        for number in range(6):
+            remote = replace(asked(0), request_id=f"remote-{number}", remote=True, memory="int8")
+            stream = engine.generate(remote)
+            await anext(stream)
+            if number < 5:
+                await stream.aclose()
+        assert {name for _, name in fleet.placed} == {"replica-0"}, "the other one cannot make its memory"
+        fleet.kill("replica-0")
+        with pytest.raises(EngineNotReadyError, match="another target or drafter"):
+            await asyncio.wait_for(anext(stream), 10)
+        assert len((await written(engine, asked(0))).tokens) == 70, "without memory any drafter will do"

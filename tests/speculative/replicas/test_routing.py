@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from speculative.config import ModelInfo
 from speculative.prefix_cache import extend_keys
 from speculative.replicas.affinity import Affinity
 from speculative.replicas.messages import Wish
@@ -89,6 +90,12 @@ def test_wishes_are_kept_or_waited_for() -> None:
     assert rank(Wish(only="gone"), loads) == []
     assert rank(Wish(near=("a",), avoid=frozenset({"a"})), loads) == [["b"]]
     assert rank(Wish(avoid=frozenset({"a", "b"})), loads) == []
+
+
+def test_a_wish_fits_who_has_its_target_and_its_pair() -> None:
+    info = ModelInfo("m", 64, 100, "float32", "cpu", "moa", {}, 0, target="target", pair="pair")
+    assert Wish().fits(info) and Wish("target").fits(info) and Wish("target", pair="pair").fits(info)
+    assert not Wish("another", pair="pair").fits(info) and not Wish("target", pair="another").fits(info)
 
 
 def test_equally_busy_replicas_are_taken_by_chance() -> None:
