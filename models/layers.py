@@ -104,6 +104,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., E] -> the same shape and type."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu":
+            if not torch.compiler.is_compiling():
+                self._doubled = None  # whoever trains changes weights
             out: Tensor = F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
             return out
         # On a CPU PyTorch's rms_norm is a chain of eight operations, its layer_norm is one, and the two agree on (x, −x): the mean
