@@ -97,8 +97,7 @@ class Metrics:
             encode, content_type = choose_encoder(accept)
             return encode(self.registry), content_type
         except (TypeError, ValueError):  # prometheus_client compares versions that are none, and parts of them that are no numbers
-            encode, content_type = choose_encoder("")
-            return encode(self.registry), content_type
+            return self.exposition("")
 
     def _name(self) -> str:
         """The model's; empty while it has none, which is as good as no label to Prometheus."""

@@ -247,8 +247,9 @@ class RequestOutput:
     """One step's gain for one request; the last one carries ``finish_reason``.
 
     ``text_delta`` holds only text that no stop string can still take back, so it may lag behind ``new_token_ids``. ``logprobs``
-    are of the new tokens, None unless asked for. The first output carries ``prompt_logprobs`` if those were: of the prompt's second
-    token to its last. Of the new tokens the first ``num_accepted`` are accepted draft tokens; one after them is the target's own.
+    are of the new tokens, None unless asked for. The first output that is not memory alone carries ``prompt_logprobs`` if those
+    were: of the prompt's second token to its last. Of the new tokens the first ``num_accepted`` are accepted draft tokens; one
+    after them is the target's own.
     ``memory`` is what a remote request wants of it, of all tokens but the newest; while its prompt is read an output may hold
     that alone. ``batch_size`` requests shared its pass (0: not told, as this one is not remote).
     ``written`` is there where it is an edge's own, or a revision.

@@ -191,7 +191,7 @@ class Verifier:
 
     def _check_pair(self, number: int) -> None:
         """Replicas may have given way to others since the greeting, and memory means something to one drafter alone."""
-        self._registry.check_open(number)
+        self._registry.check_open(number)  # while there is no model, there is no pair to ask for
         if self._host.engine.info.pair != self._pair:
             message = "this server runs another target or drafter by now: export the bundle from it anew"
             raise ProtocolError("wrong_model", message, session=number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,8 +88,8 @@ async def test_choices_of_one_http_request_are_calls_of_their_own() -> None:
     assert not handle.cancelled, "what has ended is not cancelled"
 
 
-async def test_a_text_that_is_left_is_cancelled_at_its_replica() -> None:
-    handle = Handle()
+async def begun(handle: Handle) -> tuple[RayFleet, AsyncGenerator[Told, None]]:
+    """A fleet, and what is told of a text that a replica has taken."""
     fleet = fleet_of(handle)
     messages = fleet.generate(request(), Wish())
     coming = asyncio.ensure_future(anext(messages))
@@ -97,6 +97,12 @@ async def test_a_text_that_is_left_is_cancelled_at_its_replica() -> None:
         await asyncio.sleep(0)
     fleet._inboxes.deal([Told("text", "replica", 0.0)])
     await coming
+    return fleet, messages
+
+
+async def test_a_text_that_is_left_is_cancelled_at_its_replica() -> None:
+    handle = Handle()
+    _, messages = await begun(handle)
     await messages.aclose()
     while not handle.cancelled:
         await asyncio.sleep(0)
@@ -127,13 +133,7 @@ async def test_a_text_moves_where_its_replica_takes_no_more_trees(monkeypatch: p
     """It would be let finish, and cannot: what it waits for does not reach it."""
     monkeypatch.setattr("app.cluster.fleet.replicas_of", lambda _: ("another",))
     handle = Handle()
-    fleet = fleet_of(handle)
-    messages = fleet.generate(request(), Wish())
-    coming = asyncio.ensure_future(anext(messages))
-    while not handle.seen:
-        await asyncio.sleep(0)
-    fleet._inboxes.deal([Told("text", "replica", 0.0)])
-    await coming
+    fleet, messages = await begun(handle)
     with pytest.raises(ReplicaLostError):
         await fleet.offer("replica", "text", OfferedTree(2))
     with pytest.raises(ReplicaLostError, match="the replica is gone"):
