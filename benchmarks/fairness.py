@@ -17,7 +17,7 @@ import httpx
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.filling import fill
-from benchmarks.network.processes import Cores, Process, moaserve, usable_cores
+from benchmarks.network.processes import Cores, Process, moaserve, pinned, usable_cores
 from benchmarks.prompts import Prompt
 from benchmarks.turns import texts_of
 from models.loader import read_json
@@ -130,34 +130,41 @@ async def measure(
     server = await Process.start(moaserve("serve", "--port", "0", *options), cores.server if cores else None)
     arrivals = []
     try:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=server.url, timeout=None, limits=limits) as client:
-            await fill(client, num_streams + 1, prompt_tokens // 2)
-            for number, text in enumerate(texts_of(tokenizer, prompts, repeats + 1, prompt_tokens)):
-                alone, _ = await _first_token(client, text, f"alone-{number}")
-                streams = [Stream() for _ in range(num_streams)]
-                begun = [prompts[(number * num_streams + place) % len(prompts)] for place in range(num_streams)]
-                tasks = [
-                    asyncio.create_task(_follow(client, stream, prompt, stream_tokens, seed))
-                    for seed, (stream, prompt) in enumerate(zip(streams, begun, strict=True))
-                ]
-                try:
-                    await _all_move(streams, tasks)
-                    # As long before as the prompt is likely to be read for, so that the two are alike.
-                    settled = time.perf_counter() + settling
-                    await asyncio.sleep(settling + max(settling, 2 * alone))
-                    asked = time.perf_counter()
-                    seconds, tokens = await _first_token(client, text, f"amid-{number}")
-                    await _all_move(streams, tasks)
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
-                arrivals.append(Arrival(tokens, seconds, alone, figures(streams, settled, asked, asked + seconds)))
-                progress()
+        with pinned(cores.client if cores else None):
+            async with httpx.AsyncClient(base_url=server.url, timeout=None, limits=httpx.Limits(max_connections=None)) as client:
+                await fill(client, num_streams + 1, prompt_tokens // 2)
+                for number, text in enumerate(texts_of(tokenizer, prompts, repeats + 1, prompt_tokens)):
+                    begun = [prompts[(number * num_streams + place) % len(prompts)] for place in range(num_streams)]
+                    arrivals.append(await _arrival(client, text, f"{number}", begun, settling, stream_tokens))
+                    progress()
     finally:
         await server.stop()
     return arrivals[1:]
+
+
+async def _arrival(
+    client: httpx.AsyncClient, text: str, salt: str, begun: Sequence[Prompt], settling: float, stream_tokens: int
+) -> Arrival:
+    """Let ``text`` come once alone and once amid streams of the prompts ``begun``."""
+    alone, _ = await _first_token(client, text, f"alone-{salt}")
+    streams = [Stream() for _ in begun]
+    tasks = [
+        asyncio.create_task(_follow(client, stream, prompt, stream_tokens, seed))
+        for seed, (stream, prompt) in enumerate(zip(streams, begun, strict=True))
+    ]
+    try:
+        await _all_move(streams, tasks)
+        # As long before as the prompt is likely to be read for, so that the two are alike.
+        settled = time.perf_counter() + settling
+        await asyncio.sleep(settling + max(settling, 2 * alone))
+        asked = time.perf_counter()
+        seconds, tokens = await _first_token(client, text, f"amid-{salt}")
+        await _all_move(streams, tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return Arrival(tokens, seconds, alone, figures(streams, settled, asked, asked + seconds))
 
 
 async def _all_move(streams: Sequence[Stream], tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -419,7 +419,6 @@ struct BlockDrafter : torch::CustomClassHolder {
     }
   }
 
-  static constexpr uint16_t kHidden = 0xFF80;       // -inf in bfloat16
   static constexpr size_t kSecondLevel = 2 << 20;  // bytes of a cache in which what each level reads may stay
 
   std::vector<at::Tensor> tensors_;

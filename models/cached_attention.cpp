@@ -1,10 +1,12 @@
 // Attention of rows over a cache of keys and values in bfloat16, by tiles or by vectors: what PyTorch's own kernel spends on few rows
 // is mostly packing, and it reads every text's rows as far as the longest goes.
 //
-// A task is one text, one KV head and up to 32 query rows. Keys are multiplied where they lie, as S^T = K Q^T, so that a vector
-// holds one key's scores of 16 query rows; values are interleaved by pairs, as the second product wants them, once for all of a
-// thread's tasks of a text and KV head. Stretches of 32 cache rows that none of the task's rows may see are passed over; which
-// those are is found once for all heads, and by a decoder for all layers. Softmax is online (arXiv 2205.14135), in float32.
+// Stretches of 32 cache rows that none of 32 query rows may see are passed over; which those are is found once for all heads, and by a
+// decoder for all layers. Softmax is online (arXiv 2205.14135), in float32.
+//
+// By tiles (for vectors see vector_attention.h), a task is one text, one KV head and up to 32 query rows. Keys are multiplied where they
+// lie, as S^T = K Q^T, so that a vector holds one key's scores of 16 query rows; values are interleaved by pairs, as the second product
+// wants them, once for all of a thread's tasks of a text and KV head.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
@@ -21,6 +23,7 @@
 
 #include "cached_attention.h"
 #include "tiles.h"
+#include "vector_attention.h"
 
 namespace {
 
@@ -57,15 +60,12 @@ using tiles::multiply;
 using tiles::Operand;
 using tiles::transpose;
 
-constexpr int64_t kBlock = 32;        // cache rows of a step: what one row of a tile holds in bfloat16
-constexpr int64_t kChunk = 4;         // blocks whose scores are kept at a time, so that they stay in the first-level cache
-constexpr int64_t kAhead = 2;         // blocks that are fetched before they are read
-constexpr int64_t kFew = 4;           // rows of which four cache rows' scores fit one vector
+constexpr int64_t kBlock = kSightBlock;  // cache rows of a step: what one row of a tile holds in bfloat16
+constexpr int64_t kChunk = 4;            // blocks whose scores are kept at a time, so that they stay in the first-level cache
+constexpr int64_t kAhead = 2;            // blocks that are fetched before they are read
+constexpr int64_t kFew = 4;              // rows of which four cache rows' scores fit one vector
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int kHidden = 0xFF80;       // -inf in bfloat16
-constexpr int64_t kSmallest = 1024;   // cache rows times tiles of queries that are worth another thread, some 10 µs
-
-enum Seen : uint8_t { kNothing, kAll, kSome };
+constexpr int64_t kSmallest = 1024;      // cache rows times tiles of queries that are worth another thread, some 10 µs
 
 // A text's and KV head's values, interleaved by pairs: those of one chunk, or, where several tasks read them, of all blocks.
 class Values {
@@ -86,21 +86,7 @@ class Values {
   AMX void pack(int64_t place, const at::BFloat16* values, int64_t row, int64_t count) {
     if (shared_ && done_[place]) return;
     if (shared_) done_[place] = true;
-    const __m512i order = tiles::pairs_order();
-    char* to = packed_.data() + place * columns_ * kTileBytes;
-    for (int64_t column = 0; column < columns_; ++column, values += kTile) {
-      for (int64_t i = 0; i < kBlock; i += 2, to += 64) {
-        const auto* from = reinterpret_cast<const __m256i*>(values + i * row);
-        const auto* below = reinterpret_cast<const __m256i*>(values + (i + 1) * row);
-        __m512i both = _mm512_setzero_si512();
-        if (i + 1 < count) {
-          both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(from)), _mm256_loadu_si256(below), 1);
-        } else if (i < count) {
-          both = _mm512_zextsi256_si512(_mm256_loadu_si256(from));
-        }
-        _mm512_store_si512(to, _mm512_permutexvar_epi16(order, both));
-      }
-    }
+    tiles::interleave(values, row, count, columns_, packed_.data() + place * columns_ * kTileBytes);
   }
 
  private:
@@ -447,6 +433,32 @@ void by_tiles(
   });
 }
 
+constexpr int64_t kUnit = 128;  // rows of queries that one thread takes at a time
+
+void by_vectors(
+    const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s, const Sight& sight, at::Tensor& out) {
+  const auto* queries_data = queries.const_data_ptr<at::BFloat16>();
+  const auto* kv_data = kv.const_data_ptr<at::BFloat16>();
+  const auto* mask_data = mask.const_data_ptr<at::BFloat16>();
+  auto* out_data = out.data_ptr<at::BFloat16>();
+  const vectors::Layout layout{s.asked * s.head_dim, kv.stride(1), s.kv_heads * s.head_dim, mask.stride(2), s.span, s.head_dim};
+  const int64_t groups = groups_of(s.rows), blocks = blocks_of(s.span), units = (s.rows + kUnit - 1) / kUnit;
+  // Heads stay together, for what is fetched for one is there for the others, unless there are too few units for all threads.
+  const int64_t heads = s.batch * units < at::get_num_threads() ? 1 : s.asked, parts = s.asked / heads;
+  const int64_t cost = s.span * heads * std::max<int64_t>(1, std::min(kUnit, s.rows) / kTile);
+  at::parallel_for(0, s.batch * units * parts, std::max<int64_t>(1, kSmallest / cost), [&](int64_t begin, int64_t end) {
+    vectors::Attention attention(layout, std::min(kUnit, s.rows), heads);
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t part = index % parts, unit = index / parts % units, text = index / parts / units, first = unit * kUnit;
+      const int64_t offset = (text * s.rows + first) * layout.query_row;
+      const vectors::Text one{
+          queries_data + offset, kv_data + text * kv.stride(0), mask_data + text * mask.stride(0) + first * layout.mask_row,
+          sight.data() + (text * groups + first / vectors::kGroup) * blocks, std::min(kUnit, s.rows - first), blocks};
+      attention.run(one, part * heads, heads, out_data + offset);
+    }
+  });
+}
+
 bool is_dense(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 && tensor.stride(-1) == 1;
 }
@@ -485,7 +497,7 @@ at::Tensor cached_attention(
 #ifdef MOASERVE_AMX
   if (suits_tiles(queries, kv, mask, shape)) {
     at::Tensor out = at::empty_like(queries);
-    by_tiles(queries, kv, mask, shape, sight, out);
+    tiles::by_tiles() ? by_tiles(queries, kv, mask, shape, sight, out) : by_vectors(queries, kv, mask, shape, sight, out);
     return out;
   }
 #endif

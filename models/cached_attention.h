@@ -5,7 +5,15 @@
 #include <cstdint>
 #include <vector>
 
-// What rows see of the cache, by stretches: worked out once for all layers that have the same mask.
+constexpr int64_t kSightRows = 32;   // rows of queries, and
+constexpr int64_t kSightBlock = 32;  // of the cache, whose sight is told together
+
+constexpr uint16_t kHidden = 0xFF80;  // -inf in bfloat16: what a mask has where a row does not see another
+
+enum Seen : uint8_t { kNothing, kAll, kSome };
+
+// What rows see of the cache, text by text, in each by groups of rows, in each by blocks: worked out once for all layers that have the
+// same mask.
 using Sight = std::vector<uint8_t>;
 Sight sight_of(const at::Tensor& mask);
 

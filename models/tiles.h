@@ -84,20 +84,20 @@ struct Sums {
   int64_t row, tile;
 };
 
-// By vectors: sums over `steps` of the products of R rows with C tiles, added to what is there on request. What `b` has `ahead` bytes
-// further on is fetched (0: nothing is).
-template <int R, int C>
+// By vectors: sums over `steps` of P pairs of the products of R rows with C tiles, added to what is there on request. What `b` has
+// `ahead` bytes further on is fetched (0: nothing is).
+template <int R, int C, int P>
 AMX inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
   __m512 sums[R][C];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[r][c] = add ? _mm512_loadu_ps(out.data + r * out.row + c * out.tile) : _mm512_setzero_ps();
   }
   for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step) {
-    for (int64_t pair = 0; pair < kTile; ++pair) {
+    for (int64_t pair = 0; pair < P; ++pair) {
       __m512bh right[C];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
         const char* from = b.data + c * b.tile + pair * b.row;
         right[c] = (__m512bh)_mm512_loadu_si512(from);
@@ -108,26 +108,27 @@ AMX inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, boo
         int32_t two;
         std::memcpy(&two, a.data + r * a.row + pair * 4, sizeof two);
         const auto left = (__m512bh)_mm512_set1_epi32(two);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int c = 0; c < C; ++c) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], left, right[c]);
       }
     }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) _mm512_storeu_ps(out.data + r * out.row + c * out.tile, sums[r][c]);
   }
 }
 
-constexpr int64_t kRowsAtOnce = 12;  // with two tiles: sums in 24 of the 32 registers
+constexpr int64_t kSums = 24;               // registers of 32 that hold sums
+constexpr int64_t kRowsAtOnce = kSums / 2;  // whose products with two tiles they are
 
-// The same of up to `kRowsAtOnce` rows.
-template <int C, int R = kRowsAtOnce>
+// The same of as many rows as there are registers for their sums, at most.
+template <int C, int P = kTile, int R = std::min(kSums / C, kRowsAtOnce)>
 AMX inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead = 0) {
   if constexpr (R > 0) {
-    if (rows == R) return multiply_rows<R, C>(a, b, steps, out, add, ahead);
-    multiply_few<C, R - 1>(a, rows, b, steps, out, add, ahead);
+    if (rows == R) return multiply_rows<R, C, P>(a, b, steps, out, add, ahead);
+    multiply_few<C, P, R - 1>(a, rows, b, steps, out, add, ahead);
   }
 }
 
@@ -236,12 +237,36 @@ AMX inline __m512i pairs_order() {
   return _mm512_load_si512(kOrder.data());
 }
 
+// Up to 32 rows of values, one every `row` numbers, interleaved by pairs, 16 columns after the other: as products read what stands on their
+// right. Rows behind the last are 0.
+AMX inline void interleave(const void* values, int64_t row, int64_t count, int64_t columns, char* to) {
+  const __m512i order = pairs_order();
+  const auto* from = static_cast<const uint16_t*>(values);
+  for (int64_t column = 0; column < columns; ++column, from += kTile) {
+    for (int64_t i = 0; i < kPairs; i += 2, to += kRowBytes) {
+      const auto* one = reinterpret_cast<const __m256i*>(from + i * row);
+      const auto* below = reinterpret_cast<const __m256i*>(from + (i + 1) * row);
+      __m512i both = _mm512_setzero_si512();
+      if (i + 1 < count) {
+        both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(one)), _mm256_loadu_si256(below), 1);
+      } else if (i < count) {
+        both = _mm512_zextsi256_si512(_mm256_loadu_si256(one));
+      }
+      _mm512_store_si512(to, _mm512_permutexvar_epi16(order, both));
+    }
+  }
+}
+
 // What turns a score into an exponent of 2.
 inline float to_exponent(int64_t head_dim) { return 1.4426950408889634f / std::sqrt(static_cast<float>(head_dim)); }
 
 // 16 numbers in float32.
+AMX inline __m512 widened(__m256i words) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+
 AMX inline __m512 widened(const void* from) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from))), 16));
+  return widened(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
 }
 
 // An allocator of memory that begins where cache lines do.

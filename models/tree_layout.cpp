@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "cached_attention.h"
+
 namespace {
 
 struct TreeLayout : torch::CustomClassHolder {
@@ -48,8 +50,6 @@ struct TreeLayout : torch::CustomClassHolder {
   }
 
  private:
-  static constexpr uint16_t kHidden = 0xFF80;  // -inf in bfloat16
-
   int64_t scratch_, rows_per_slot_, groups_;
 };
 

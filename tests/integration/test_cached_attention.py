@@ -65,8 +65,9 @@ def test_stretches_in_the_midst_may_be_hidden_from_some_rows_or_all(rows: int) -
     check(queries, kv, mask.masked_fill(hidden, float("-inf")))
 
 
-def test_the_number_of_threads_changes_nothing() -> None:
-    inputs = example(8, 30, 700, 48)
+@pytest.mark.parametrize(("batch", "rows"), [(8, 30), (1, 3), (2, 300)])
+def test_the_number_of_threads_changes_nothing(batch: int, rows: int) -> None:
+    inputs = example(batch, rows, 700, 48)
     alone = cached_attention(*inputs, KV_HEADS)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)

@@ -1,0 +1,292 @@
+// Attention over a cache by vectors, for CPUs that multiply bfloat16 without tiles: see cached_attention.cpp.
+//
+// Keys and values are read once for all rows and heads of a text, in the order in which they lie: a text's rows are more than caches
+// hold, and what takes longest is fetching them. Keys are turned round, so that a vector holds one pair of numbers of 16 keys, and values
+// are interleaved by pairs. Scores are S = Q K^T, a query a row, and softmax is online (arXiv 2205.14135), in float32.
+
+#pragma once
+
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "cached_attention.h"
+#include "tiles.h"
+
+#ifdef MOASERVE_AMX
+
+namespace vectors {
+
+using at::BFloat16;
+using tiles::kTile;
+using tiles::kTileBytes;
+
+constexpr int64_t kBlock = kSightBlock, kGroup = kSightRows;
+constexpr int64_t kChunk = 4;  // blocks whose scores are worked out at a time
+constexpr int64_t kWidth = kChunk * kBlock;
+constexpr int64_t kAhead = 2;               // blocks that are fetched before they are read
+constexpr int64_t kStep = 16;               // numbers of a head that are turned round at a time
+constexpr int64_t kFew = tiles::kSums / 4;  // rows whose products with four tiles fit registers
+
+// A text's rows of queries, and the keys and values that they see: what `seen` says of each group and block.
+struct Text {
+  const BFloat16* queries;
+  const BFloat16* kv;
+  const BFloat16* mask;
+  const uint8_t* seen;
+  int64_t rows, blocks;
+};
+
+// What all texts of a batch have in common. Rows are so many numbers apart.
+struct Layout {
+  int64_t query_row, kv_row, values_offset, mask_row, span, head_dim;
+};
+
+// 16 keys -> vectors that hold a pair of numbers of each. Meanwhile what keys and values, `values` numbers behind them, have `ahead` numbers
+// further on is fetched: a little at a time, as what has been asked for and is not yet there holds up everything else.
+AMX inline void turn_keys(const BFloat16* keys, int64_t row, int64_t values, int64_t head_dim, char* to, int64_t ahead) {
+  for (int64_t column = 0; column < head_dim; column += kStep, to += 8 * 64) {
+    __m512i r[8];
+    for (int64_t i = 0; i < 8; ++i) {
+      const BFloat16* from = keys + (i / 4 * 8 + i % 4) * row + column;
+      if (ahead != 0 && column % kBlock == 0) {
+        for (int64_t each = 0; each < 8; each += 4) {
+          __builtin_prefetch(from + each * row + ahead, 0, 2);
+          __builtin_prefetch(from + each * row + values + ahead, 0, 2);
+        }
+      }
+      const auto low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+      r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 4 * row)), 1);
+    }
+    for (int64_t half = 0; half < 2; ++half) {
+      __m512i* four = r + 4 * half;
+      const __m512i a = _mm512_unpacklo_epi32(four[0], four[1]), b = _mm512_unpackhi_epi32(four[0], four[1]);
+      const __m512i c = _mm512_unpacklo_epi32(four[2], four[3]), d = _mm512_unpackhi_epi32(four[2], four[3]);
+      four[0] = _mm512_unpacklo_epi64(a, c), four[1] = _mm512_unpackhi_epi64(a, c);
+      four[2] = _mm512_unpacklo_epi64(b, d), four[3] = _mm512_unpackhi_epi64(b, d);
+    }
+    for (int64_t i = 0; i < 4; ++i) {
+      _mm512_store_si512(to + i * 64, _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88));
+      _mm512_store_si512(to + (4 + i) * 64, _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd));
+    }
+  }
+}
+
+// Attention of rows of one text: one for each thread, for one text after the other.
+class Attention {
+ public:
+  Attention(const Layout& layout, int64_t rows, int64_t heads)
+      : layout_(layout),
+        pairs_(layout.head_dim / 2),
+        columns_(layout.head_dim / kTile),
+        to_exponent_(tiles::to_exponent(layout.head_dim)),
+        keys_(kChunk * 2 * pairs_ * 64),
+        values_(kChunk * columns_ * kTileBytes),
+        last_rows_(2 * kBlock * layout.head_dim),
+        scores_(kGroup * kWidth),
+        probabilities_(kGroup * kWidth),
+        maxima_(heads * rows),
+        sums_(heads * rows * kTile),
+        out_(heads * rows * layout.head_dim) {}
+
+  // Of `heads` heads from `first` on; rows of `out` lie as those of the queries.
+  AMX void run(const Text& text, int64_t first, int64_t heads, BFloat16* out) {
+    text_ = &text;
+    std::fill_n(maxima_.data(), heads * text.rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(sums_.data(), heads * text.rows * kTile, 0.0f);
+    std::fill_n(out_.data(), heads * text.rows * layout_.head_dim, 0.0f);
+    for (int64_t begin = 0; begin < text.blocks; begin += kChunk) {
+      held_ = 0;
+      for (int64_t block = begin; block < std::min(begin + kChunk, text.blocks); ++block) {
+        if (is_seen(block)) blocks_[held_++] = block;
+      }
+      for (int64_t head = 0; held_ > 0 && head < heads; ++head) {
+        for (int64_t place = 0; place < held_; ++place) {
+          pack(place, first + head);
+        }
+        for (int64_t row = 0; row < text.rows; row += kGroup) attend(row, std::min(kGroup, text.rows - row), first + head, head);
+      }
+    }
+    write(first, heads, out);
+  }
+
+ private:
+  uint8_t seen(int64_t row, int64_t block) const { return text_->seen[row / kGroup * text_->blocks + block]; }
+
+  bool is_seen(int64_t block) const {
+    for (int64_t row = 0; row < text_->rows; row += kGroup) {
+      if (seen(row, block) != Seen::kNothing) return true;
+    }
+    return false;
+  }
+
+  // A block's keys and values of a head, as products read them. Rows behind the span may hold anything, or not be there.
+  AMX void pack(int64_t place, int64_t head) {
+    const int64_t start = blocks_[place] * kBlock, count = std::min(kBlock, layout_.span - start), size = layout_.head_dim;
+    const BFloat16* keys = text_->kv + start * layout_.kv_row + head * size;
+    const BFloat16* values = keys + layout_.values_offset;
+    int64_t row = layout_.kv_row;
+    const int64_t next = blocks_[place] + kAhead, ahead = next < text_->blocks && is_seen(next) ? kAhead * kBlock * row : 0;
+    if (count < kBlock) {
+      BFloat16* last = last_rows_.data();
+      std::fill_n(last, 2 * kBlock * size, BFloat16(0));
+      for (int64_t i = 0; i < count; ++i) {
+        std::copy_n(keys + i * row, size, last + i * size);
+        std::copy_n(values + i * row, size, last + (kBlock + i) * size);
+      }
+      keys = last, values = last + kBlock * size, row = size;
+    }
+    for (int64_t tile = 0; tile < 2; ++tile) {
+      char* to = keys_.data() + (place * 2 + tile) * pairs_ * 64;
+      turn_keys(keys + tile * kTile * row, row, layout_.values_offset, size, to, ahead);
+    }
+    tiles::interleave(values, row, kBlock, columns_, values_.data() + place * columns_ * kTileBytes);
+  }
+
+  // A group's rows over the blocks that are held.
+  AMX void attend(int64_t row, int64_t rows, int64_t head, int64_t place) {
+    const BFloat16* queries = text_->queries + row * layout_.query_row + head * layout_.head_dim;
+    const tiles::Operand asked{reinterpret_cast<const char*>(queries), layout_.query_row * 2, 0, kStep * 2};
+    int64_t count = 0;
+    for (int64_t each = 0; each < held_; ++each) {
+      if (seen(row, blocks_[each]) != Seen::kNothing) places_[count++] = each;
+    }
+    if (count == 0) return;
+    for (int64_t begin = 0, end; begin < count; begin = end) {
+      end = end_of_stretch(begin, count);
+      const tiles::Operand keys{keys_.data() + places_[begin] * 2 * pairs_ * 64, 64, pairs_ * 64, kStep / 2 * 64};
+      const tiles::Sums to{scores_.data() + begin * kBlock, kWidth, kTile};
+      multiply<kStep / 2>(asked, rows, keys, 2 * (end - begin), layout_.head_dim / kStep, to, false);
+    }
+    const int64_t state = place * text_->rows + row;
+    for (int64_t each = 0; each < rows; ++each) softmax(row + each, each, count, state + each);
+    for (int64_t begin = 0, end; begin < count; begin = end) {
+      end = end_of_stretch(begin, count);
+      const tiles::Operand left{reinterpret_cast<const char*>(probabilities_.data() + begin * kBlock), kWidth * 2, 0, kBlock * 2};
+      const tiles::Operand values{values_.data() + places_[begin] * columns_ * kTileBytes, 64, kTileBytes, columns_ * kTileBytes};
+      const tiles::Sums to{out_.data() + state * layout_.head_dim, layout_.head_dim, kTile};
+      multiply<kTile>(left, rows, values, columns_, end - begin, to, true);
+    }
+  }
+
+  // Where blocks that a group sees stop to lie one behind the other.
+  int64_t end_of_stretch(int64_t begin, int64_t count) const {
+    int64_t end = begin + 1;
+    while (end < count && places_[end] == places_[end - 1] + 1) ++end;
+    return end;
+  }
+
+  // Products of any number of rows with any number of tiles, of which `P` pairs are a step: of few rows with four tiles at a time, as sums
+  // that wait for one another take longest.
+  template <int P>
+  AMX static void multiply(tiles::Operand a, int64_t rows, tiles::Operand b, int64_t count, int64_t steps, tiles::Sums out, bool add) {
+    if (rows > kFew) return multiply_wide<2, P>(a, rows, b, count, steps, out, add);
+    multiply_wide<4, P>(a, rows, b, count, steps, out, add);
+  }
+
+  template <int C, int P>
+  AMX static void multiply_wide(tiles::Operand a, int64_t rows, tiles::Operand b, int64_t count, int64_t steps, tiles::Sums out, bool add) {
+    for (; count >= C; count -= C, b.data += C * b.tile, out.data += C * out.tile) multiply_rows<C, P>(a, rows, b, steps, out, add);
+    if constexpr (C > 1) {
+      if (count > 0) multiply_wide<C - 1, P>(a, rows, b, count, steps, out, add);
+    }
+  }
+
+  template <int C, int P>
+  AMX static void multiply_rows(tiles::Operand a, int64_t rows, tiles::Operand b, int64_t steps, tiles::Sums out, bool add) {
+    const int64_t most = tiles::rows_at_once(rows);
+    for (int64_t row = 0; row < rows; row += most, a.data += most * a.row, out.data += most * out.row) {
+      tiles::multiply_few<C, P>(a, std::min(most, rows - row), b, steps, out, add);
+    }
+  }
+
+  // Turns a row's scores in `count` blocks into probabilities; what came before is scaled to them.
+  AMX void softmax(int64_t row, int64_t in_group, int64_t count, int64_t state) {
+    float* scores = scores_.data() + in_group * kWidth;
+    const __m512 mask_scale = _mm512_set1_ps(1.4426950408889634f / to_exponent_);
+    __m512 most = _mm512_set1_ps(maxima_.data()[state]);
+    for (int64_t each = 0; each < count; ++each, scores += kBlock) {
+      const int64_t block = blocks_[places_[each]], start = block * kBlock;
+      __m512 first = _mm512_load_ps(scores), second = _mm512_load_ps(scores + kTile);
+      if (seen(row, block) == Seen::kSome) {  // the mask is in units of the softmax's exponent, scores are not yet
+        const __mmask32 within = tiles::first_words(layout_.span - start);
+        const __m512i hidden = _mm512_set1_epi16(static_cast<int16_t>(kHidden));
+        const __m512i mask = _mm512_mask_loadu_epi16(hidden, within, text_->mask + row * layout_.mask_row + start);
+        first = _mm512_fmadd_ps(tiles::widened(_mm512_castsi512_si256(mask)), mask_scale, first);
+        second = _mm512_fmadd_ps(tiles::widened(_mm512_extracti64x4_epi64(mask, 1)), mask_scale, second);
+        _mm512_store_ps(scores, first);
+        _mm512_store_ps(scores + kTile, second);
+      }
+      most = _mm512_max_ps(most, _mm512_max_ps(first, second));
+    }
+    const float before = maxima_.data()[state], maximum = _mm512_reduce_max_ps(most);
+    maxima_.data()[state] = maximum;
+    // A row that has seen nothing so far has no maximum; 0 in its place makes all its probabilities 0.
+    const float shift = maximum == -std::numeric_limits<float>::infinity() ? 0.0f : maximum * to_exponent_;
+    float *sums = sums_.data() + state * kTile, *out = out_.data() + state * layout_.head_dim;
+    __m512 sum = _mm512_load_ps(sums);
+    if (maximum != before) {
+      const __m512 factor = tiles::power_of_two(_mm512_set1_ps(before * to_exponent_ - shift));
+      sum = _mm512_mul_ps(sum, factor);
+      for (int64_t i = 0; i < layout_.head_dim; i += kTile) _mm512_store_ps(out + i, _mm512_mul_ps(_mm512_load_ps(out + i), factor));
+    }
+    const __m512 scale = _mm512_set1_ps(to_exponent_), shifts = _mm512_set1_ps(shift);
+    scores = scores_.data() + in_group * kWidth;
+    BFloat16* to = probabilities_.data() + in_group * kWidth;
+    for (int64_t each = 0; each < count; ++each, scores += kBlock, to += kBlock) {
+      const __m512 first = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores), scale, shifts));
+      const __m512 second = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + kTile), scale, shifts));
+      sum = _mm512_add_ps(sum, _mm512_add_ps(first, second));
+      _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+    }
+    _mm512_store_ps(sums, sum);
+  }
+
+  AMX void write(int64_t first, int64_t heads, BFloat16* out) const {
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t row = 0; row < text_->rows; ++row) {
+        const int64_t state = head * text_->rows + row;
+        const float sum = _mm512_reduce_add_ps(_mm512_load_ps(sums_.data() + state * kTile));
+        const __m512 factor = _mm512_set1_ps(sum == 0.0f ? 0.0f : 1.0f / sum);
+        const float* from = out_.data() + state * layout_.head_dim;
+        BFloat16* to = out + row * layout_.query_row + (first + head) * layout_.head_dim;
+        for (int64_t i = 0; i < layout_.head_dim; i += kTile) {
+          const auto values = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_load_ps(from + i), factor));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), values);
+        }
+      }
+    }
+  }
+
+  // Numbers that are written before they are read.
+  template <class Number>
+  class Buffer {
+   public:
+    explicit Buffer(int64_t count) : numbers_(tiles::Aligned<Number>().allocate(count)) {}
+    Number* data() const { return numbers_.get(); }
+
+   private:
+    struct Free {
+      void operator()(Number* numbers) const { tiles::Aligned<Number>().deallocate(numbers, 0); }
+    };
+    std::unique_ptr<Number[], Free> numbers_;
+  };
+
+  const Layout layout_;
+  const int64_t pairs_, columns_;
+  const float to_exponent_;
+  Buffer<char> keys_, values_;
+  Buffer<BFloat16> last_rows_;
+  Buffer<float> scores_;
+  Buffer<BFloat16> probabilities_;
+  Buffer<float> maxima_, sums_, out_;
+  const Text* text_ = nullptr;
+  int64_t held_ = 0, blocks_[kChunk] = {}, places_[kChunk] = {};  // blocks that are held, and which of them a group sees
+};
+
+}  // namespace vectors
+
+#endif
