@@ -19,7 +19,7 @@ namespace tiles {
 constexpr int64_t kPanel = 2 * kTile;           // outputs of a panel
 constexpr int64_t kStepBytes = 2 * kTileBytes;  // of a panel and 32 inputs: two tiles
 constexpr int64_t kAhead = 20;                  // steps that weights are fetched ahead of their use
-constexpr int64_t kVectorsAhead = 9;            // the same without tiles: twice as fast for ten rows as without fetching
+constexpr int64_t kVectorsAhead = 9;            // the same without tiles; 4 to 32 are as good, none takes twice as long
 constexpr int64_t kSmallest = 1 << 16;          // weights that are worth another thread, some 10 µs
 
 // Rows of bfloat16, one every `bytes`.

@@ -85,7 +85,8 @@ struct Sums {
 };
 
 // By vectors: sums over `steps` of P pairs of the products of R rows with C tiles, added to what is there on request. What `b` has
-// `ahead` bytes further on is fetched (0: nothing is).
+// `ahead` bytes further on is fetched (0: nothing is), no nearer than to the second-level cache: the first can wait for too few lines at once
+// to keep up with memory, and has no room for them.
 template <int R, int C, int P>
 AMX inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
   __m512 sums[R][C];
@@ -101,7 +102,7 @@ AMX inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, boo
       for (int c = 0; c < C; ++c) {
         const char* from = b.data + c * b.tile + pair * b.row;
         right[c] = (__m512bh)_mm512_loadu_si512(from);
-        if (ahead) __builtin_prefetch(from + ahead);
+        if (ahead) __builtin_prefetch(from + ahead, 0, 2);
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
