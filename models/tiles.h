@@ -139,6 +139,15 @@ inline int64_t rows_at_once(int64_t rows) {
   return (rows + times - 1) / times;
 }
 
+// The same of any number of rows.
+template <int C, int P = kTile>
+AMX inline void multiply_all(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add) {
+  const int64_t most = rows_at_once(rows);
+  for (int64_t row = 0; row < rows; row += most, a.data += most * a.row, out.data += most * out.row) {
+    multiply_few<C, P>(a, std::min(most, rows - row), b, steps, out, add);
+  }
+}
+
 // 2^x: within 1e-7 of it, 0 for -inf, and inf where that is too much.
 AMX inline __m512 power_of_two(__m512 x) {
   const __m512 fraction = _mm512_reduce_ps(x, 0x01);  // x - floor(x)
@@ -157,12 +166,8 @@ template <int M, int N>
 AMX inline void multiply(Operand a, int64_t rows, Operand b, int64_t steps, float* out, bool add) {
   if (!by_tiles()) {
     for (int64_t tile = 0; tile * kTile < rows; ++tile) {
-      const int64_t count = std::min(kTile, rows - tile * kTile), most = rows_at_once(count);
-      for (int64_t row = 0; row < count; row += most) {
-        const Operand some{a.data + tile * a.tile + row * a.row, a.row, a.tile, a.step};
-        const Sums to{out + tile * N * kTileFloats + row * kTile, kTile, kTileFloats};
-        multiply_few<N>(some, std::min(most, count - row), b, steps, to, add);
-      }
+      const Operand some{a.data + tile * a.tile, a.row, a.tile, a.step};
+      multiply_all<N>(some, std::min(kTile, rows - tile * kTile), b, steps, Sums{out + tile * N * kTileFloats, kTile, kTileFloats}, add);
     }
     return;
   }

@@ -21,6 +21,7 @@
 namespace vectors {
 
 using at::BFloat16;
+using tiles::kRowBytes;
 using tiles::kTile;
 using tiles::kTileBytes;
 
@@ -48,7 +49,7 @@ struct Layout {
 // 16 keys -> vectors that hold a pair of numbers of each. Meanwhile what keys and values, `values` numbers behind them, have `ahead` numbers
 // further on is fetched: a little at a time, as what has been asked for and is not yet there holds up everything else.
 AMX inline void turn_keys(const BFloat16* keys, int64_t row, int64_t values, int64_t head_dim, char* to, int64_t ahead) {
-  for (int64_t column = 0; column < head_dim; column += kStep, to += 8 * 64) {
+  for (int64_t column = 0; column < head_dim; column += kStep, to += 8 * kRowBytes) {
     __m512i r[8];
     for (int64_t i = 0; i < 8; ++i) {
       const BFloat16* from = keys + (i / 4 * 8 + i % 4) * row + column;
@@ -69,8 +70,8 @@ AMX inline void turn_keys(const BFloat16* keys, int64_t row, int64_t values, int
       four[2] = _mm512_unpacklo_epi64(b, d), four[3] = _mm512_unpackhi_epi64(b, d);
     }
     for (int64_t i = 0; i < 4; ++i) {
-      _mm512_store_si512(to + i * 64, _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88));
-      _mm512_store_si512(to + (4 + i) * 64, _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd));
+      _mm512_store_si512(to + i * kRowBytes, _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88));
+      _mm512_store_si512(to + (4 + i) * kRowBytes, _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd));
     }
   }
 }
@@ -83,7 +84,7 @@ class Attention {
         pairs_(layout.head_dim / 2),
         columns_(layout.head_dim / kTile),
         to_exponent_(tiles::to_exponent(layout.head_dim)),
-        keys_(kChunk * 2 * pairs_ * 64),
+        keys_(kChunk * 2 * pairs_ * kRowBytes),
         values_(kChunk * columns_ * kTileBytes),
         last_rows_(2 * kBlock * layout.head_dim),
         scores_(kGroup * kWidth),
@@ -104,9 +105,7 @@ class Attention {
         if (is_seen(block)) blocks_[held_++] = block;
       }
       for (int64_t head = 0; held_ > 0 && head < heads; ++head) {
-        for (int64_t place = 0; place < held_; ++place) {
-          pack(place, first + head);
-        }
+        for (int64_t place = 0; place < held_; ++place) pack(place, first + head);
         for (int64_t row = 0; row < text.rows; row += kGroup) attend(row, std::min(kGroup, text.rows - row), first + head, head);
       }
     }
@@ -140,7 +139,7 @@ class Attention {
       keys = last, values = last + kBlock * size, row = size;
     }
     for (int64_t tile = 0; tile < 2; ++tile) {
-      char* to = keys_.data() + (place * 2 + tile) * pairs_ * 64;
+      char* to = keys_.data() + (place * 2 + tile) * pairs_ * kRowBytes;
       turn_keys(keys + tile * kTile * row, row, layout_.values_offset, size, to, ahead);
     }
     tiles::interleave(values, row, kBlock, columns_, values_.data() + place * columns_ * kTileBytes);
@@ -157,7 +156,7 @@ class Attention {
     if (count == 0) return;
     for (int64_t begin = 0, end; begin < count; begin = end) {
       end = end_of_stretch(begin, count);
-      const tiles::Operand keys{keys_.data() + places_[begin] * 2 * pairs_ * 64, 64, pairs_ * 64, kStep / 2 * 64};
+      const tiles::Operand keys{keys_.data() + places_[begin] * 2 * pairs_ * kRowBytes, kRowBytes, pairs_ * kRowBytes, kStep / 2 * kRowBytes};
       const tiles::Sums to{scores_.data() + begin * kBlock, kWidth, kTile};
       multiply<kStep / 2>(asked, rows, keys, 2 * (end - begin), layout_.head_dim / kStep, to, false);
     }
@@ -166,7 +165,7 @@ class Attention {
     for (int64_t begin = 0, end; begin < count; begin = end) {
       end = end_of_stretch(begin, count);
       const tiles::Operand left{reinterpret_cast<const char*>(probabilities_.data() + begin * kBlock), kWidth * 2, 0, kBlock * 2};
-      const tiles::Operand values{values_.data() + places_[begin] * columns_ * kTileBytes, 64, kTileBytes, columns_ * kTileBytes};
+      const tiles::Operand values{values_.data() + places_[begin] * columns_ * kTileBytes, kRowBytes, kTileBytes, columns_ * kTileBytes};
       const tiles::Sums to{out_.data() + state * layout_.head_dim, layout_.head_dim, kTile};
       multiply<kTile>(left, rows, values, columns_, end - begin, to, true);
     }
@@ -189,17 +188,9 @@ class Attention {
 
   template <int C, int P>
   AMX static void multiply_wide(tiles::Operand a, int64_t rows, tiles::Operand b, int64_t count, int64_t steps, tiles::Sums out, bool add) {
-    for (; count >= C; count -= C, b.data += C * b.tile, out.data += C * out.tile) multiply_rows<C, P>(a, rows, b, steps, out, add);
+    for (; count >= C; count -= C, b.data += C * b.tile, out.data += C * out.tile) tiles::multiply_all<C, P>(a, rows, b, steps, out, add);
     if constexpr (C > 1) {
       if (count > 0) multiply_wide<C - 1, P>(a, rows, b, count, steps, out, add);
-    }
-  }
-
-  template <int C, int P>
-  AMX static void multiply_rows(tiles::Operand a, int64_t rows, tiles::Operand b, int64_t steps, tiles::Sums out, bool add) {
-    const int64_t most = tiles::rows_at_once(rows);
-    for (int64_t row = 0; row < rows; row += most, a.data += most * a.row, out.data += most * out.row) {
-      tiles::multiply_few<C, P>(a, std::min(most, rows - row), b, steps, out, add);
     }
   }
 
@@ -207,7 +198,7 @@ class Attention {
   AMX void softmax(int64_t row, int64_t in_group, int64_t count, int64_t state) {
     float* scores = scores_.data() + in_group * kWidth;
     const __m512 mask_scale = _mm512_set1_ps(1.4426950408889634f / to_exponent_);
-    __m512 most = _mm512_set1_ps(maxima_.data()[state]);
+    __m512 most = _mm512_set1_ps(maxima_[state]);
     for (int64_t each = 0; each < count; ++each, scores += kBlock) {
       const int64_t block = blocks_[places_[each]], start = block * kBlock;
       __m512 first = _mm512_load_ps(scores), second = _mm512_load_ps(scores + kTile);
@@ -222,8 +213,8 @@ class Attention {
       }
       most = _mm512_max_ps(most, _mm512_max_ps(first, second));
     }
-    const float before = maxima_.data()[state], maximum = _mm512_reduce_max_ps(most);
-    maxima_.data()[state] = maximum;
+    const float before = maxima_[state], maximum = _mm512_reduce_max_ps(most);
+    maxima_[state] = maximum;
     // A row that has seen nothing so far has no maximum; 0 in its place makes all its probabilities 0.
     const float shift = maximum == -std::numeric_limits<float>::infinity() ? 0.0f : maximum * to_exponent_;
     float *sums = sums_.data() + state * kTile, *out = out_.data() + state * layout_.head_dim;
@@ -267,6 +258,7 @@ class Attention {
    public:
     explicit Buffer(int64_t count) : numbers_(tiles::Aligned<Number>().allocate(count)) {}
     Number* data() const { return numbers_.get(); }
+    Number& operator[](int64_t place) const { return numbers_[place]; }
 
    private:
     struct Free {
