@@ -209,7 +209,7 @@ def measure_shape(
     steps: list[StepCost] = []
     for replayed in (False, True):
         if replayed:
-            replay_engine(engine, None if device.type == "cuda" else rerun)
+            replay_engine(engine, None if device.type == "cuda" else lambda: rerun)
         for batch in batches:
             with _texts(engine, batch):
                 plain = _medians(engine, None)["verify"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -25,15 +28,18 @@ def replays(config: EngineConfig, device: torch.device) -> bool:
     return device.type == "cuda" and config.compile != "off" and config.tensor_parallel_size == 1
 
 
-def replay_engine(engine: Engine, record: Recorder | None = None) -> None:
-    """Let an engine record what it does step after step, and replay it from then on. Its caches must stay as they are."""
-    record = CudaRecorder(engine.target.device) if record is None else record
-    engine.replayed = ReplayedVerification(engine.target, engine.cache, engine.taps, record)
+def replay_engine(engine: Engine, recorder: Callable[[], Recorder] | None = None) -> None:
+    """Let an engine record what it does step after step, and replay it from then on. Its caches must stay as they are.
+
+    Each part of a step gets a ``recorder`` of its own: trees are needed until they are verified, and passes until they are noted.
+    """
+    new_recorder = partial(CudaRecorder, engine.target.device) if recorder is None else recorder
+    engine.replayed = ReplayedVerification(engine.target, engine.cache, engine.taps, new_recorder())
     drafter = innermost(engine.drafter)
     if isinstance(drafter, TreeDrafter):
-        drafter.trees, drafter.narrows = ReplayedTrees(drafter, engine, record), False
+        drafter.trees, drafter.narrows = ReplayedTrees(drafter, engine, new_recorder()), False
     if isinstance(drafter, MoADrafter):
-        drafter.compiled["remember"] = ReplayedMemory(drafter, engine, record)
+        drafter.compiled["remember"] = ReplayedMemory(drafter, engine, new_recorder())
 
 
 class ReplayedTrees:
