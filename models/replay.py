@@ -27,8 +27,8 @@ _WARM_UPS = 2
 class CudaRecorder:
     """Records CUDA graphs that share one pool of memory.
 
-    What one of them has put out lies where another may compute: it holds until the next of the same recorder runs. Whoever needs the
-    outputs of two at a time takes two recorders.
+    What one of them has put out lies where another may compute: it holds until the next of the same recorder runs. Whoever needs
+    the outputs of two at a time takes two recorders.
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
     """

@@ -28,6 +28,8 @@ def start(config: TextConfig) -> Accelerator:
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    # cuDNN's attention plans anew for every shape, which takes milliseconds, and batches hardly ever have the same.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     # Autocast is the trainer's own: accelerate's setting is global and could not be changed by a second run in this process.
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="no")
     if config.device == "cuda" and accelerator.device.type != "cuda":
@@ -86,5 +88,6 @@ def rewritten(config: TrainConfig | ActivationsConfig, corpus: Corpus, target: L
     if config.shard_target:
         raise ConfigError("--regenerate: each process writes with the whole target, so not with --shard-target")
     folder = resolve_target(config.target)
-    writing = Writing(eos_token_ids(folder), config.max_length, temperature=config.regenerate_temperature, seed=config.seed)
+    ends, temperature = eos_token_ids(folder), config.regenerate_temperature
+    writing = Writing.on(target, ends, config.max_length, temperature=temperature, seed=config.seed)
     return regenerated(corpus, config.regenerate, target, writing, config.cache, accelerator)

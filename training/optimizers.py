@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from models.layers import Linear
+from training.muon import StackedMuon
 from training.run_config import RunConfig
 
 
@@ -30,7 +31,8 @@ def optimizers(config: RunConfig, network: nn.Module, device: torch.device) -> l
         )
     ]
     if matrices:
-        made.append(torch.optim.Muon(matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        muon = StackedMuon if device.type == "cuda" else torch.optim.Muon
+        made.append(muon(matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
     return made
 
 

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,13 +20,15 @@ import numpy.typing as npt
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from models import tiled_decoder, tiles
 from models.digest import digest_weights
 from models.kv_cache import KVCache
 from models.llama import Llama
-from models.plans import decode_plan, prefill_plan
+from models.plans import decode_plan_within, prefill_plan, recorded_span, span_of
+from models.replay import CudaRecorder, Recorder, Replayed, rounded
 from training.data import Corpus, Row, store, stored
 from training.errors import ConfigError
 
@@ -36,6 +38,8 @@ class Writing:
     """How the target writes: ``temperature`` 0 is greedy; a turn ends at an end token or after ``max_turn`` tokens.
 
     A turn cut off ends its conversation, and so does reaching ``max_length``. ``slots`` conversations are written side by side.
+    What others say is read in passes of its own, or where it goes ``in_step``, a token with every one that the rest write: that
+    takes more steps and fewer launches, which is what costs on a GPU.
     """
 
     end_tokens: frozenset[int]
@@ -43,7 +47,23 @@ class Writing:
     temperature: float = 0.0
     max_turn: int = 256
     slots: int = 64
+    in_step: bool = False
     seed: int = 0
+
+    @classmethod
+    def on(cls, target: Llama, end_tokens: frozenset[int], max_length: int, *, temperature: float, seed: int) -> Writing:
+        """What suits the device that ``target`` is on."""
+        if target.device.type == "cpu":
+            return cls(end_tokens, max_length, temperature, seed=seed)
+        config = target.config
+        conversation = max_length * config.kv_size * config.num_layers * target.dtype.itemsize
+        free, _ = torch.cuda.mem_get_info(target.device)
+        slots = max(1, min(_GPU_SLOTS, free // 2 // conversation))
+        return cls(end_tokens, max_length, temperature, slots=slots, in_step=True, seed=seed)
+
+
+_GPU_SLOTS = 1024
+"""Conversations side by side on a GPU, where there is room: a step of a small target takes hardly longer than with a few."""
 
 
 class _Conversation:
@@ -66,6 +86,11 @@ class _Conversation:
         self.tokens += part
         self.response += [False] * len(part)
         self.turn_length = 0
+
+    @property
+    def reading(self) -> bool:
+        """Whether tokens are left that the cache lacks, so that what the target would say now is not asked for."""
+        return self.computed < len(self.tokens)
 
     def write(self, token: int, writing: Writing) -> bool:
         """Take one token of the target; False when the conversation is over."""
@@ -91,7 +116,8 @@ def regenerated(corpus: Corpus, count: int, target: Llama, writing: Writing, cac
     """
     if accelerator.num_processes > 1:
         _check_shared(cache)
-    digest = hashlib.sha256(f"{corpus.key} {count} {writing}".encode())
+    # How many are written side by side is a matter of room: texts are as good either way.
+    digest = hashlib.sha256(f"{corpus.key} {count} {replace(writing, slots=1)}".encode())
     digest_weights(target, digest)
     folder = cache / digest.hexdigest()[:24]
     drawn = np.random.default_rng(writing.seed).permutation(len(corpus))[:count]
@@ -145,20 +171,24 @@ def _compiled(target: Llama) -> Iterator[None]:
 
 
 def _regenerate(corpus: Corpus, indices: Sequence[int], target: Llama, writing: Writing, *, progress: bool) -> list[Row]:
+    if writing.in_step:
+        # Attention reads as far as the longest text goes; and the last to end should be short.
+        lengths = corpus.lengths(writing.max_length)
+        indices = sorted(indices, key=lambda index: -int(lengths[index]))
     cache = target.new_cache(min(writing.slots, len(indices)), 0, writing.max_length)
+    step = _Step(target, cache)
     generator = torch.Generator(device=target.device).manual_seed(writing.seed)
     rows: list[Row] = []
     with tqdm(total=len(indices), desc="regenerate", unit=" conversations", disable=not progress, smoothing=0) as bar:
         waiting = _writable(corpus, indices, writing.max_length)
         slots = list(islice(waiting, cache.num_slots))
         while slots:
-            for slot, conversation in enumerate(slots):
-                _prefill(target, cache, slot, conversation)
+            if not writing.in_step:
+                for slot, conversation in enumerate(slots):
+                    _prefill(target, cache, slot, conversation)
             following: list[_Conversation] = []
-            for slot, (conversation, token) in enumerate(
-                zip(slots, _decode(target, cache, slots, writing, generator), strict=True)
-            ):
-                if conversation.write(token, writing):
+            for slot, (conversation, token) in enumerate(zip(slots, _decode(step, slots, writing, generator), strict=True)):
+                if conversation.reading or conversation.write(token, writing):
                     kept: _Conversation | None = conversation
                 else:
                     rows.append(conversation.row())
@@ -190,11 +220,39 @@ def _prefill(target: Llama, cache: KVCache, slot: int, conversation: _Conversati
     conversation.computed = end
 
 
-def _decode(target: Llama, cache: KVCache, slots: list[_Conversation], writing: Writing, generator: torch.Generator) -> list[int]:
-    """The next token of every conversation."""
-    newest = torch.tensor([conversation.tokens[-1] for conversation in slots], device=target.device)
-    plan = decode_plan(cache, target.config.groups, [conversation.computed for conversation in slots])
-    logits = target.logits(target(newest, plan, cache))
+class _Step:
+    """One token more of every slot's text; on a GPU as a recorded graph, as launching its parts would take most of the time."""
+
+    def __init__(self, target: Llama, cache: KVCache) -> None:
+        self._target, self._cache, self.device = target, cache, target.device
+        record = _recorder(self.device)
+        self._replayed = None if record is None else Replayed(record)
+
+    def __call__(self, newest: list[int], lengths: list[int]) -> Tensor:
+        """The newest tokens of texts whose other tokens, ``lengths``, the cache has -> logits [B, V]."""
+        count, longest = len(newest), max(lengths) + 1
+        if self._replayed is None:
+            return self._run(torch.tensor(newest), torch.tensor(lengths), span_of(self._cache, longest))
+        span, filled = recorded_span(self._cache, longest), rounded(count, self._cache.num_slots)
+        # What stands in slots without a text is nobody's.
+        inputs = [torch.tensor(each + [0] * (filled - count)) for each in (newest, lengths)]
+        (logits,) = self._replayed((filled, span), lambda inputs: [self._run(inputs[0], inputs[1], span)], inputs, self.device)
+        return logits[:count]
+
+    def _run(self, newest: Tensor, lengths: Tensor, span: int) -> Tensor:
+        plan = decode_plan_within(self._cache, self._target.config.groups, lengths, span)
+        return self._target.logits(self._target(newest, plan, self._cache))
+
+
+def _recorder(device: torch.device) -> Recorder | None:
+    return CudaRecorder(device) if device.type == "cuda" else None
+
+
+def _decode(step: _Step, slots: list[_Conversation], writing: Writing, generator: torch.Generator) -> list[int]:
+    """Run one more token of every conversation, and return what the target says after it."""
+    computed = [conversation.computed for conversation in slots]
+    newest = [conversation.tokens[length] for conversation, length in zip(slots, computed, strict=True)]
+    logits = step(newest, computed)
     for conversation in slots:
         conversation.computed += 1
     if writing.temperature == 0:

@@ -23,7 +23,16 @@ from torch import Tensor
 from training.choices import TokenLossKind
 
 CHUNK_ROWS = 512
-"""Rows whose logits are held at a time: few enough for a large vocabulary's to fit, enough to keep the hardware busy."""
+"""Rows whose logits are held at a time on a CPU."""
+
+_CHUNK_LOGITS = 1 << 25
+"""Logits that are held at a time on a GPU, which waits between small chunks; of a vocabulary of 128k the same rows as on a CPU."""
+
+
+def chunk_rows(weight: Tensor) -> int:
+    """Rows whose logits by an LM head [V, E] are held at a time."""
+    return CHUNK_ROWS if weight.device.type == "cpu" else max(CHUNK_ROWS, _CHUNK_LOGITS // len(weight))
+
 
 Wanted = Callable[[slice], Tensor]
 """What is wanted of some rows: labels [r], or distributions [r, V]."""
@@ -76,9 +85,9 @@ class _TokenLoss(torch.autograd.Function):
         # Once, and not for every chunk, in the type that autocast would choose.
         device = features.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
-        head = weight.to(dtype)
-        for start in range(0, len(features), CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
+        head, size = weight.to(dtype), chunk_rows(weight)
+        for start in range(0, len(features), size):
+            rows = slice(start, start + size)
             logits, target = F.linear(features[rows].to(dtype), head), wanted(rows)
             log_probabilities = torch.log_softmax(logits.float(), dim=-1)
             if agreement:

@@ -40,7 +40,7 @@ class OnDevice(TorchDispatchMode):
 
 
 class Pool:
-    """A recorder as ``rerun``, but what is recorded must be such as can be, and outputs are lost when another of its graphs runs."""
+    """A recorder as ``rerun``; for what can be recorded, and outputs are lost when another of its graphs runs."""
 
     def __init__(self) -> None:
         self._outputs: list[list[Tensor]] = []

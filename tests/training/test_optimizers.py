@@ -11,6 +11,7 @@ from models.loader import target_config
 from models.moa import MoA
 from training.choices import Optimizer
 from training.config import PretrainConfig
+from training.muon import StackedMuon
 from training.optimizers import optimizers
 
 SIZES = target_config(Path(__file__).parents[1] / "fixtures" / "llama-n0" / "target")
@@ -51,3 +52,30 @@ def test_its_steps_are_as_large_as_adamws_whatever_the_gradient(scale: float):
         each.step()
     step = (weight.detach() - before).square().mean().sqrt() / 0.01
     assert 0.1 < float(step) < 0.3  # AdamW's have a root mean square of about 0.2 in training (arXiv 2502.16982)
+
+
+def test_weights_of_one_shape_together_get_the_steps_that_each_gets_alone():
+    def trained(kind: type[torch.optim.Muon]) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(2)
+        weights = [torch.randn(shape, generator=generator) for shape in ((48, 16), (16, 48), (48, 16), (32, 32))]
+        muon = kind(weights, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        for step in range(5):
+            for number, weight in enumerate(weights):
+                unused = step == 1 and number == 2
+                weight.grad = None if unused else torch.randn(weight.shape, generator=generator)
+            muon.step()
+        return weights
+
+    for ours, theirs in zip(trained(StackedMuon), trained(torch.optim.Muon), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)  # bfloat16's rounding; the steps themselves are of 0.02
+
+
+def test_its_state_is_that_of_pytorchs():
+    made = []
+    for kind in (torch.optim.Muon, StackedMuon):
+        weight = torch.ones(4, 8)
+        weight.grad = torch.ones(4, 8)
+        muon = kind([weight], lr=0.02)
+        muon.step()
+        made.append(muon.state_dict())
+    torch.testing.assert_close(made[0], made[1])

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 
 from models.llama import Llama
 from models.loader import load_target
+from models.replay import rerun
 from training.data import Corpus
 from training.errors import ConfigError
 from training.regenerate import Writing, regenerate, regenerated
@@ -65,12 +66,18 @@ def expected(target: Llama, ends: frozenset[int], max_turn: int) -> set[tuple[in
     return rows
 
 
+@pytest.mark.parametrize(("in_step", "recorded"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_turns_are_what_the_target_says_to_what_went_before(target: Llama, slots: int) -> None:
+def test_turns_are_what_the_target_says_to_what_went_before(
+    target: Llama, slots: int, in_step: bool, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if recorded:
+        monkeypatch.setattr("training.regenerate._recorder", lambda device: rerun)
     # A token that the target likes to say ends its turns, so that several turns of a conversation are written.
     likely = greedy_turn(target, [20, 21, 22], frozenset(), 6)
     ends = frozenset({likely[3]})
-    rows = regenerate(CORPUS, [0, 1, 2], target, Writing(ends, 64, max_turn=8, slots=slots), progress=False)
+    writing = Writing(ends, 64, max_turn=8, slots=slots, in_step=in_step)
+    rows = regenerate(CORPUS, [0, 1, 2], target, writing, progress=False)
     assert {tuple(tokens.tolist()) for tokens, _ in rows} == expected(target, ends, 8)
     assert any(int((np.diff(response.astype(int)) == 1).sum()) > 1 for _, response in rows)
 
