@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,18 @@ from models.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
 
 CompiledGraph = Callable[[list[Tensor]], list[Tensor]]
 """Stands in for a part of a network: from its inputs, in a flat list, to its outputs (``models.compiled``)."""
+
+
+class CompiledLayers(Protocol):
+    """Stands in for embedding, layers and final norm, as the graph of ``models.compiled`` does."""
+
+    def __call__(self, inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
+        """As a CompiledGraph; of a single text's rows those from ``wanted`` on may be asked for."""
+
+
+def of_all_rows(graph: CompiledGraph) -> CompiledLayers:
+    """By a graph that works all rows out."""
+    return lambda inputs, wanted=0: [graph(inputs)[0][wanted:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +83,7 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.tie_embeddings()
         self.rotary = RotaryTable(config.head_dim, config.rope)
-        self.compiled: CompiledGraph | None = None
+        self.compiled: CompiledLayers | None = None
 
     def tie_embeddings(self) -> None:
         """Let the LM head share the embedding's weights."""
@@ -112,28 +125,32 @@ class Llama(nn.Module):
         """The LM head cut to the token ids ``vocabulary`` [K]; None stands for all."""
         return self.lm_head if vocabulary is None else self.lm_head.select(vocabulary)
 
-    def forward(self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache) -> Tensor:
-        """Token ids [n = batch·rows] -> hidden states after the final norm [n, E]; their keys and values go into ``cache``."""
+    def forward(self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache, wanted: int = 0) -> Tensor:
+        """Token ids [n = batch·rows] -> hidden states after the final norm [n, E]; their keys and values go into ``cache``.
+
+        Of one text's rows only those from ``wanted`` on may be asked for: [n − wanted, E].
+        """
         if self.compiled is None:
-            return self.run_layers(self.embed(token_ids), plan, cache, first_layer=0)
+            return self.run_layers(self.embed(token_ids), plan, cache, first_layer=0)[wanted:]
         shape = (plan.batch, plan.rows)
         write = plan.write - plan.first_slot * cache.rows_per_slot if plan.first_slot else plan.write
         window = cache.window(plan.first_slot, plan.batch)
-        return self.compiled([token_ids.view(shape), plan.positions.view(shape), write.view(shape), plan.mask, *window])[0]
+        inputs = [token_ids.view(shape), plan.positions.view(shape), write.view(shape), plan.mask, *window]
+        return self.compiled(inputs, wanted)[0]
 
     def forward_tapped(
-        self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache, taps: Sequence[int]
+        self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache, taps: Sequence[int], wanted: int = 0
     ) -> tuple[Tensor, Tensor | None]:
         """As ``forward``, and beside it the outputs of layers ``taps`` [n, taps·E]: 1 is the first, the last has the final norm.
 
         None without taps. Inner layers can only be tapped where nothing is compiled.
         """
         if all(tap == self.config.num_layers for tap in taps):
-            hidden = self(token_ids, plan, cache)
+            hidden = self(token_ids, plan, cache, wanted)
             return hidden, (hidden if len(taps) == 1 else hidden.repeat(1, len(taps))) if taps else None
         outputs: list[Tensor] = []
         hidden = self.run_layers(self.embed(token_ids), plan, cache, first_layer=0, outputs=outputs)
-        return hidden, torch.cat([outputs[tap - 1] for tap in taps], dim=-1)
+        return hidden[wanted:], torch.cat([outputs[tap - 1][wanted:] for tap in taps], dim=-1)
 
     def run_layers(
         self,

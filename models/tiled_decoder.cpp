@@ -35,7 +35,10 @@ struct Decoder : torch::CustomClassHolder {
   }
 
   // Inputs as those of the compiled decoder (compiled.py): ids, positions and cache rows [B, rows], the mask, each layer's cache.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
+  //
+  // The output is that of the rows from `wanted` on, which may be others than 0 for a single text: of what stands before them, the last
+  // layer leaves keys and values only.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, int64_t wanted) {
     TORCH_CHECK(inputs.size() == 4 + layers_.size(), "a decoder of ", layers_.size(), " layers got ", inputs.size(), " inputs");
     const auto *ids = inputs[0].const_data_ptr<int64_t>(), *positions = inputs[1].const_data_ptr<int64_t>();
     const auto* write = inputs[2].const_data_ptr<int64_t>();
@@ -45,7 +48,9 @@ struct Decoder : torch::CustomClassHolder {
     const int64_t q_size = layers_[0].output.size(1) * tiles::kPairs;
     const auto options = embedding_.options();
     const at::Tensor x = at::empty({rows, size}, options.dtype(at::kFloat)), queries = at::empty({rows, q_size}, options);
-    const at::Tensor qkv = at::empty({rows, q_size + kv_size}, options), out = at::empty({rows, size}, options);
+    const at::Tensor qkv = at::empty({rows, q_size + kv_size}, options);
+    TORCH_CHECK(wanted >= 0 && wanted <= rows && (wanted == 0 || mask.size(0) == 1), "no rows of one text from ", wanted, " on");
+    const at::Tensor out = at::empty({rows - wanted, size}, options);
     const tiles::Room room(layers_[0], rows);
     const Sight sight = sight_of(mask);
     auto* stream = x.data_ptr<float>();
@@ -65,9 +70,16 @@ struct Decoder : torch::CustomClassHolder {
         for (int64_t i = 0; i < kv_size / 2; i += head_dim_) tiles::rotate(from + q_size + i, cos, sin, half, keys + i);
         std::copy_n(from + q_size + kv_size / 2, kv_size / 2, keys + kv_size / 2);
       });
-      tiles::finish(layer, cached_attention(queries, cache, mask, kv_heads_, sight), eps_, stream, room);
+      if (wanted == 0 || index + 1 < layers_.size()) {
+        tiles::finish(layer, cached_attention(queries, cache, mask, kv_heads_, sight), eps_, stream, room);
+      } else if (wanted < rows) {
+        const int64_t groups = mask.size(2) / rows;
+        const at::Tensor asking = queries.slice(0, wanted), seen = mask.slice(2, wanted * groups);
+        const at::Tensor attended = cached_attention(asking, cache, seen, kv_heads_, sight_of(seen));
+        tiles::finish(layer, attended, eps_, stream + wanted * size, tiles::Room(layer, rows - wanted));
+      }
     }
-    tiles::normalize(stream, norm_, eps_, out);
+    if (wanted < rows) tiles::normalize(stream + wanted * size, norm_, eps_, out);
     return {out};
   }
 
@@ -103,7 +115,7 @@ struct Decoder : torch::CustomClassHolder {
   Decoder(const std::vector<at::Tensor>&, int64_t, int64_t, double) {
     TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
   }
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>&) {
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>&, int64_t) {
     return {};
   }
 };

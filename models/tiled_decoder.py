@@ -8,7 +8,7 @@ from torch import Tensor
 from models import cached_attention, tiled_linear
 from models.graph_runner import of_dense
 from models.layers import DecoderLayer, Linear
-from models.llama import CompiledGraph, Llama
+from models.llama import CompiledGraph, CompiledLayers, Llama
 
 
 def suits(target: Llama) -> bool:
@@ -20,7 +20,7 @@ def suits(target: Llama) -> bool:
     return all(linear.bias is None and tiled_linear.suits(linear.weight) for linear in linears)
 
 
-def tiled_decoder(target: Llama) -> CompiledGraph:
+def tiled_decoder(target: Llama) -> CompiledLayers:
     """Stands in for ``target``'s layers as ``compiled.decoder_graph`` does, with a copy of their weights.
 
     ``graph_runner.load_runner`` must have been called. Other threads go on while it runs.
@@ -35,7 +35,11 @@ def tiled_decoder(target: Llama) -> CompiledGraph:
     numbers = sum(parameter.numel() for parameter in target.layers.parameters())
     weights = tiled_linear.in_one_piece((tensor for layer in layers for tensor in layer_tensors(layer)), numbers)
     decoder = torch.classes.moaserve.Decoder(dense + weights, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
-    return of_dense(decoder.run)
+
+    def run(inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
+        return of_dense(lambda dense: decoder.run(dense, wanted))(inputs)
+
+    return run
 
 
 def suits_head(target: Llama) -> bool:

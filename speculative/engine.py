@@ -221,16 +221,18 @@ class Engine:
         return outputs
 
     def _read(self, chunk: PrefillChunk) -> Tensor:
-        """Run a stretch of a prompt through target and drafter; the target's hidden states [n, D]."""
+        """Run a stretch of a prompt through target and drafter; the target's hidden states of the last rows at least [n, D]."""
         sequence = chunk.sequence
         token_ids = self._tensor(sequence.tokens[chunk.start : chunk.end])
         layout = self.compiled.get("root_layout")
         plan = prefill_plan(self.cache, self.target.config.groups, sequence.slot, chunk.start, chunk.end, layout)
+        count = sequence.request.params.prompt_logprobs
+        wanted = 0 if count is not None else min(self.telling.first_told(sequence, chunk.start), len(token_ids) - chunk.last)
         self.before_pass()
-        hidden, tapped = self.target.forward_tapped(token_ids, plan, self.cache, self.taps)
+        hidden, tapped = self.target.forward_tapped(token_ids, plan, self.cache, self.taps, wanted)
         sequence.num_target_calls += 1
         sequence.num_computed = chunk.end
-        if (count := sequence.request.params.prompt_logprobs) is not None:
+        if count is not None:
             following = sequence.tokens[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
             sequence.prompt_logprobs += text_logprobs(self.target, hidden, following, count)
         self.telling.of_prompt(sequence, token_ids, plan.positions, tapped)

@@ -33,20 +33,28 @@ class Telling:
         self.drafting = not self._backlog.waits
         return waited
 
+    def first_told(self, sequence: Sequence, start: int) -> int:
+        """Of a stretch of a prompt that begins at ``start``, the first token that the drafter is told of; none may be as far."""
+        if self.drafter is None or not sequence.speculative:
+            return len(sequence.tokens)
+        return max(0, window_start(sequence, self._window) - start)
+
     def of_prompt(self, sequence: Sequence, token_ids: Tensor, positions: Tensor, tapped: Tensor | None) -> None:
-        """A stretch of a prompt was read: its tokens and their positions [n], and what was tapped of them [n, taps·E].
+        """A stretch of a prompt was read: its tokens and their positions [n], and what was tapped of the last ones [≤ n, taps·E].
 
         What is sent elsewhere is wanted now.
         """
-        if self.drafter is None or not sequence.speculative:
+        count = len(token_ids)
+        start = sequence.num_computed - count
+        first = self.first_told(sequence, start)
+        if first >= count:
             return
-        begin, start = window_start(sequence, self._window), sequence.num_computed - len(token_ids)
-        first = max(0, begin - start)
-        if first >= len(token_ids):
-            return
-        slots = torch.full_like(token_ids, sequence.slot)
         previous = torch.cat((token_ids.new_tensor([sequence.token_before(start)]), token_ids[:-1]))
-        verified = VerifiedTokens(slots, positions, token_ids, previous, tapped, max(0, begin)).only(slice(first, None))
+        slots, positions, token_ids, previous = (
+            each[first:] for each in (torch.full_like(token_ids, sequence.slot), positions, token_ids, previous)
+        )
+        tapped = None if tapped is None else tapped[len(tapped) - len(token_ids) :]
+        verified = VerifiedTokens(slots, positions, token_ids, previous, tapped, max(0, window_start(sequence, self._window)))
         if self.drafting or sequence.request.remote:
             self._tell(*self._backlog.take(), verified)
         else:

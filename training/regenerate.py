@@ -216,7 +216,7 @@ def _prefill(target: Llama, cache: KVCache, slot: int, conversation: _Conversati
     if start >= end:
         return
     plan = prefill_plan(cache, target.config.groups, slot, start, end)
-    target(torch.tensor(conversation.tokens[start:end], device=target.device), plan, cache)
+    target(torch.tensor(conversation.tokens[start:end], device=target.device), plan, cache, wanted=end - start)
     conversation.computed = end
 
 

@@ -135,6 +135,22 @@ def test_a_texts_rows_are_the_same_whoever_shares_the_pass() -> None:
     assert torch.equal(together.data, alone.data)
 
 
+@pytest.mark.parametrize(("count", "wanted"), [(1, 0), (33, 1), (39, 20), (39, 38), (39, 39)])
+def test_rows_that_are_not_wanted_leave_keys_and_values_alone(count: int, wanted: int) -> None:
+    model = target()
+    decoder, whole, part = tiled_decoder(model), cache_of(model), cache_of(model)
+    hidden = decoder(inputs(whole, 1, count, first_slot=2))[0]
+    assert torch.equal(decoder(inputs(part, 1, count, first_slot=2), wanted)[0], hidden[wanted:])
+    assert torch.equal(part.data, whole.data)
+
+
+@pytest.mark.parametrize(("batch", "wanted"), [(2, 1), (1, 4), (1, -1)])
+def test_rows_that_are_not_there_cannot_be_wanted(batch: int, wanted: int) -> None:
+    model = target()
+    with pytest.raises(RuntimeError, match="no rows of one text"):
+        tiled_decoder(model)(inputs(cache_of(model), batch, 3), wanted)
+
+
 def test_the_number_of_threads_changes_nothing() -> None:
     model, threads = target(), torch.get_num_threads()
     decoder, one, three = tiled_decoder(model), cache_of(model), cache_of(model)

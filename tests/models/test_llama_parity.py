@@ -130,6 +130,19 @@ def test_prefill_in_chunks(pair: Pair) -> None:
     assert_close(pair.model.logits(torch.cat(pieces)), pair.expected(tokens))
 
 
+def test_of_a_stretch_the_rows_that_are_wanted(pair: Pair) -> None:
+    tokens, layers = torch.tensor(random_tokens(20, seed=4)), pair.model.config.num_layers
+    whole, part = (pair.model.new_cache(num_slots=1, scratch=4, length=60) for _ in range(2))
+    step = plan(whole, pair.model.config.groups, [chain(0, 20)])
+    for taps in ((1, layers), (layers,)):
+        hidden, tapped = pair.model.forward_tapped(tokens, step, whole, taps)
+        last, of_last = pair.model.forward_tapped(tokens, step, part, taps, wanted=17)
+        assert tapped is not None and of_last is not None
+        assert torch.equal(last, hidden[17:]) and torch.equal(of_last, tapped[17:])
+    assert torch.equal(part.data, whole.data)
+    assert len(pair.model(tokens, step, part, wanted=20)) == 0
+
+
 def test_decoding_token_by_token(pair: Pair) -> None:
     tokens = random_tokens(40, seed=5)
     cache = pair.model.new_cache(num_slots=2, scratch=4, length=60)
