@@ -5,12 +5,15 @@
 #   benchmarks/drafters.sh DATA [OUT]   DATA holds {train,valid,test}.jsonl.gz of chats; OUT is runs/drafters unless given
 #   STEPS=600  CONVERSATIONS=6000       optimiser steps of 4,096 tokens; conversations that the target writes anew
 #   JOBS=2 ONLY="moa eagle2"            trainings side by side, one CPU core each; some of the drafters
+#   DEVICE=cuda                         train on a GPU, in steps of 32,768 tokens
 #   RATE="--optimizer adamw --lr 3e-3"  optimiser and peak learning rate of all of them; Muon's 4e-3 unless given
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 DATA=${1:?which folder has train.jsonl.gz, valid.jsonl.gz and test.jsonl.gz?}
 OUT=${2:-runs/drafters}
 MOASERVE=${MOASERVE:-.venv/bin/moaserve}
+MACHINE="--device cpu --threads 1 --compile --batch-tokens 2048"
+[[ ${DEVICE:-cpu} == cpu ]] || MACHINE="--device $DEVICE --batch-tokens 16384"
 TARGET=models/pretrained/concierge
 STEPS=${STEPS:-600}
 
@@ -41,8 +44,8 @@ train() {
   local resume=()
   [[ -d $OUT/$1/checkpoints ]] && resume=(--resume)
   # shellcheck disable=SC2086
-  $MOASERVE train --target $TARGET --data "$DATA/train.jsonl.gz" --valid "$DATA/valid.jsonl.gz" --out "$OUT/$1" --device cpu --threads 1 \
-    --regenerate "${CONVERSATIONS:-6000}" --max-length 1024 --batch-tokens 2048 --accumulate 2 --compile --kl-weight 1 ${RATE:---optimizer muon --lr 4e-3} \
+  $MOASERVE train --target $TARGET --data "$DATA/train.jsonl.gz" --valid "$DATA/valid.jsonl.gz" --out "$OUT/$1" $MACHINE \
+    --regenerate "${CONVERSATIONS:-6000}" --max-length 1024 --accumulate 2 --kl-weight 1 ${RATE:---optimizer muon --lr 4e-3} \
     --schedule cosine --warmup 100 --max-steps "$STEPS" --valid-every 250 --valid-tokens 40000 $2 "${resume[@]}" 2>"$OUT/$1.log"
 }
 
