@@ -72,15 +72,11 @@ def load(
     return target, tokenizer
 
 
-def corpora(
-    config: TextConfig, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator, *, tool_variants: int = 0
-) -> tuple[Corpus, Corpus | None]:
-    """What is trained on, with variants of its tools, and what is held out."""
+def corpora(config: TextConfig, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator) -> tuple[Corpus, Corpus | None]:
+    """What is trained on, and what is held out."""
     assert config.data is not None
     with accelerator.main_process_first():
-        corpus = load_corpus(
-            config.data, tokenizer, config.cache, tool_variants=tool_variants, progress=accelerator.is_main_process
-        )
+        corpus = load_corpus(config.data, tokenizer, config.cache, progress=accelerator.is_main_process)
         valid = load_corpus(config.valid, tokenizer, config.cache, progress=accelerator.is_main_process) if config.valid else None
     return corpus, valid
 

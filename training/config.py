@@ -152,7 +152,7 @@ class PretrainConfig(RunConfig):
     """Training a target from ``base``, a model folder or hub id whose tokenizer, template and generation settings are kept.
 
     Its weights are kept too unless ``fresh``; then sizes may differ from its own. Tokens that no assistant wrote count for
-    ``prompt_weight``. Conversations with tools come ``tool_variants`` times more, their tools by other names.
+    ``prompt_weight``.
     """
 
     base: str
@@ -163,7 +163,6 @@ class PretrainConfig(RunConfig):
     kv_heads: int | None = None
     mlp: int | None = None
     prompt_weight: float = 1.0
-    tool_variants: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -171,7 +170,7 @@ class PretrainConfig(RunConfig):
         if self.data is None:
             raise ConfigError("say what to train on: --data")
         check_positive(self, "hidden_size", "layers", "heads", "kv_heads", "mlp")
-        check_not_negative(self, "prompt_weight", "tool_variants")
+        check_not_negative(self, "prompt_weight")
         if self.sizes and not self.fresh:
             raise ConfigError("other sizes than the base's make a new network: say --fresh, or leave them out")
 

@@ -20,9 +20,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from training.errors import DataError
-from training.example import Example
 from training.needs import Activations
-from training.tool_names import with_other_names
 
 FORMAT = 1
 """Part of the cache key: raise it when what is stored changes."""
@@ -31,6 +29,15 @@ ROWS_AT_ONCE = 256
 
 Row = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 """Token ids and response mask of one conversation, each [S]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation and where it stands, for messages: ``source`` is ``file:line`` or ``dataset row``."""
+
+    source: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +85,11 @@ class Corpus:
         return self.tokens[start:end], self.response[start:end]
 
 
-def load_corpus(
-    name: str, tokenizer: PreTrainedTokenizerBase, cache: Path, *, tool_variants: int = 0, progress: bool = True
-) -> Corpus:
+def load_corpus(name: str, tokenizer: PreTrainedTokenizerBase, cache: Path, *, progress: bool = True) -> Corpus:
     """Tokenise a ``.jsonl``/``.jsonl.gz`` file or a ``datasets`` name (``owner/name`` or ``owner/name:split``).
 
-    Conversations with tools come ``tool_variants`` times more, their tools by other names. The result is kept in ``cache`` under
-    the content's hash, so the next call with the same text, tokenizer and chat template reads it from there. Raises DataError
-    naming file and line.
+    The result is kept in ``cache`` under the content's hash, so the next call with the same text, tokenizer and chat template
+    reads it from there. Raises DataError naming file and line.
     """
     if tokenizer.chat_template is None:
         raise DataError("the target's tokenizer has no chat template: conversations cannot be rendered")
@@ -98,8 +102,6 @@ def load_corpus(
         raise DataError(f"{name}: no such file")
     else:
         fingerprint, examples = _read_hub(name)
-    if tool_variants:
-        fingerprint, examples = f"{fingerprint} tool variants {tool_variants}", with_other_names(examples, tool_variants, seed=0)
     key = _key(fingerprint, tokenizer)
     folder = cache / key
     if not folder.exists():

@@ -51,14 +51,6 @@ def pretrain_command(
             rich_help_panel=LOSS,
         ),
     ] = 1.0,
-    tool_variants: Annotated[
-        int,
-        typer.Option(
-            help="Read conversations that have tools this many times more, the tools and their arguments by other names each time, "
-            "so that the target learns to read what it is given. An epoch is longer by so much.",
-            rich_help_panel=LOSS,
-        ),
-    ] = 0,
     optimizer: options.Optimizer = "adamw",
     lr: options.LearningRate = 1e-3,
     warmup: options.Warmup = 100,

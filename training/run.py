@@ -175,7 +175,7 @@ def prepare_target(config: PretrainConfig) -> Trainer:
     processes.check(accelerator, config.accumulate)
     load_operators(config, accelerator)
     target, tokenizer = load(config.base, config, torch.float32, accelerator)
-    corpus, valid = corpora(config, tokenizer, accelerator, tool_variants=config.tool_variants)
+    corpus, valid = corpora(config, tokenizer, accelerator)
     set_seed(config.seed)
     if config.fresh:
         target = fresh_target(target.config, config.sizes).to(accelerator.device)

@@ -99,16 +99,6 @@ def test_a_second_load_reads_the_cache_and_changed_text_or_template_does_not(
     assert np.array_equal(again.tokens, first.tokens) and np.array_equal(again.response, first.response)
 
 
-def test_tools_by_other_names_are_further_conversations(tmp_path: Path, tokenizer: PreTrainedTokenizerFast):
-    plain = [{"role": "user", "content": "tea"}, {"role": "assistant", "content": "one"}]
-    path = write(tmp_path / "chat.jsonl", {"messages": CHAT, "tools": [{"function": {"name": "cup"}}]}, {"messages": plain})
-    once, more = load(path, tokenizer), load(path, tokenizer, tool_variants=8)
-    assert (len(once), len(more)) == (2, 10) and once.key != more.key
-    texts = [tokenizer.decode(more.row(index, 10_000)[0]) for index in range(10)]
-    assert texts[0] == tokenizer.decode(once.row(0, 10_000)[0]) and texts[9] == tokenizer.decode(once.row(1, 10_000)[0])
-    assert len(set(texts)) > 4 and len(load(path, tokenizer, tool_variants=2)) == 4
-
-
 def test_a_broken_off_tokenisation_leaves_no_cache_entry(tmp_path: Path, tokenizer: PreTrainedTokenizerFast):
     path = write(tmp_path / "chat.jsonl", {"messages": CHAT}, {"messages": []})
     with pytest.raises(DataError):
