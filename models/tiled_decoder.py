@@ -37,7 +37,8 @@ def tiled_decoder(target: Llama) -> CompiledLayers:
     decoder = torch.classes.moaserve.Decoder(dense + weights, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
 
     def run(inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
-        return of_dense(lambda dense: decoder.run(dense, wanted))(inputs)
+        hidden: list[Tensor] = decoder.run([each.contiguous() for each in inputs], wanted)
+        return hidden
 
     return run
 

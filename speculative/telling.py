@@ -44,17 +44,20 @@ class Telling:
 
         What is sent elsewhere is wanted now.
         """
-        count = len(token_ids)
-        start = sequence.num_computed - count
+        start = sequence.num_computed - len(token_ids)
         first = self.first_told(sequence, start)
-        if first >= count:
+        told = len(token_ids) - first
+        if told <= 0:
             return
         previous = torch.cat((token_ids.new_tensor([sequence.token_before(start)]), token_ids[:-1]))
-        slots, positions, token_ids, previous = (
-            each[first:] for each in (torch.full_like(token_ids, sequence.slot), positions, token_ids, previous)
+        verified = VerifiedTokens(
+            token_ids.new_full((told,), sequence.slot),
+            positions[first:],
+            token_ids[first:],
+            previous[first:],
+            None if tapped is None else tapped[-told:],
+            window_start(sequence, self._window),
         )
-        tapped = None if tapped is None else tapped[len(tapped) - len(token_ids) :]
-        verified = VerifiedTokens(slots, positions, token_ids, previous, tapped, max(0, window_start(sequence, self._window)))
         if self.drafting or sequence.request.remote:
             self._tell(*self._backlog.take(), verified)
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,12 +16,15 @@ from torch import Tensor
 
 
 class StackedMuon(torch.optim.Muon):
-    """The same updates, and the same state, but for rounding; learning rates are adjusted as by ``match_rms_adamw``."""
+    """The same updates, and the same state, but for rounding."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """As in Optimizer; a closure is not called, as nobody here has one."""
-        assert closure is None
+    def step(self, closure: Any = None) -> Any:
+        """As in Optimizer."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -30,8 +33,9 @@ class StackedMuon(torch.optim.Muon):
             for shape, parameters in alike.items():
                 directions = _directions(self._updates(parameters, group), group)
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                rate = 0.2 * math.sqrt(max(shape)) * group["lr"]
+                rate = 0.2 * math.sqrt(max(shape)) * group["lr"]  # match_rms_adamw
                 torch._foreach_add_(parameters, list(directions.to(parameters[0].dtype)), alpha=-rate)
+        return loss
 
     def _updates(self, parameters: list[Tensor], group: dict[str, Any]) -> Tensor:
         """Nesterov's momentum of weights of one shape [K, out, in]."""

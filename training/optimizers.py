@@ -31,8 +31,10 @@ def optimizers(config: RunConfig, network: nn.Module, device: torch.device) -> l
         )
     ]
     if matrices:
-        muon = StackedMuon if device.type == "cuda" else torch.optim.Muon
-        made.append(muon(matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        if device.type == "cuda":
+            made.append(StackedMuon(matrices, config.lr, config.weight_decay))
+        else:
+            made.append(torch.optim.Muon(matrices, config.lr, config.weight_decay, adjust_lr_fn="match_rms_adamw"))
     return made
 
 

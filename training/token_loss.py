@@ -29,7 +29,7 @@ _CHUNK_LOGITS = 1 << 25
 """Logits that are held at a time on a GPU, which waits between small chunks; of a vocabulary of 128k the same rows as on a CPU."""
 
 
-def chunk_rows(weight: Tensor) -> int:
+def _chunk_rows(weight: Tensor) -> int:
     """Rows whose logits by an LM head [V, E] are held at a time."""
     return CHUNK_ROWS if weight.device.type == "cpu" else max(CHUNK_ROWS, _CHUNK_LOGITS // len(weight))
 
@@ -85,7 +85,7 @@ class _TokenLoss(torch.autograd.Function):
         # Once, and not for every chunk, in the type that autocast would choose.
         device = features.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
-        head, size = weight.to(dtype), chunk_rows(weight)
+        head, size = weight.to(dtype), _chunk_rows(weight)
         for start in range(0, len(features), size):
             rows = slice(start, start + size)
             logits, target = F.linear(features[rows].to(dtype), head), wanted(rows)

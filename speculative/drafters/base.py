@@ -33,7 +33,7 @@ class VerifiedTokens:
     tapped: Tensor | None = None
     begin: int = 0
 
-    def only(self, rows: Tensor | slice) -> VerifiedTokens:
+    def only(self, rows: Tensor) -> VerifiedTokens:
         """Some of them."""
         tapped = None if self.tapped is None else self.tapped[rows]
         return VerifiedTokens(self.slots[rows], self.positions[rows], self.token_ids[rows], self.previous[rows], tapped, self.begin)
