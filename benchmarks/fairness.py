@@ -127,7 +127,8 @@ async def measure(
     The first of ``repeats`` + 1 arrivals is left out: what is met for the first time takes longer.
     """
     cores = Cores.split(usable_cores())
-    server = await Process.start(moaserve("serve", "--port", "0", *options), cores.server if cores else None)
+    # Its threads go where there is room, as they do for whoever starts it: one core would have both the engine and the event loop.
+    server = await Process.start(moaserve("serve", "--port", "0", *options), None)
     arrivals = []
     try:
         with pinned(cores.client if cores else None):

@@ -39,7 +39,8 @@ from speculative.verification import Acceptance
 class Engine:
     """Decodes many requests together, each with drafts from one drafter. Not thread-safe: one thread owns it.
 
-    ``before_pass`` is called whenever the target is about to run, which takes the interpreter from nobody.
+    ``before_pass`` is called whenever the target, or the drafter on what it had missed, is about to run, which takes the interpreter
+    from nobody.
     ``compiled`` holds graphs that stand in for parts of a step, by name: see ``compiling``; ``replayed`` for all of the target's
     work on a tree: see ``replaying``. ``ranks`` are the processes that share the target with this one, if there are any.
     """
@@ -187,7 +188,7 @@ class Engine:
         verification_due = self._has_prefilled and bool(self.scheduler.batch())
         outputs = [] if verification_due else self._prefill()
         self._has_prefilled = bool(outputs)
-        batch, num_running = self.scheduler.batch(), len(self.scheduler.running)
+        batch, num_running = self.scheduler.batch(have_waited=verification_due), len(self.scheduler.running)
         if outputs or not batch:
             return outputs
         # Texts wait for the whole of a prompt's last stretch and this step, too.
@@ -250,10 +251,12 @@ class Engine:
 
     def _draft(self, batch: list[Sequence], *, reading: bool) -> DraftTree:
         shape = self.policy.shape(batch, reading=reading) if self.drafter is not None else None
-        if shape is not None and self.telling.catch_up():
-            self._told += self.clock.end("commit", usual=False)
-            # What is left is told before the next steps: all at once, it would hold every text up.
-            shape = shape if self.telling.drafting else None
+        if shape is not None and not self.telling.drafting:
+            self.before_pass()
+            if self.telling.catch_up():
+                self._told += self.clock.end("commit", usual=False)
+                # What is left is told before the next steps: all at once, it would hold every text up.
+                shape = shape if self.telling.drafting else None
         elif shape is None:
             self.telling.drafting = self.drafter is None or not any(sequence.drafts_here for sequence in batch)
         self._shape = shape

@@ -5,7 +5,8 @@ two steps' time instead of one: what a step fetches anew after reading makes it 
 running the network at all, however few the tokens, it may be half as long again as a step, and a prompt always gets a few tokens,
 so that its first token comes in a time that can be foreseen. For each prompt that waits behind, as much again is read, up to three
 steps' worth: without that a server near its capacity has few texts running, many waiting, and both for long. A hundredth of a
-second is always allowed. When nothing runs, nobody waits, and a step reads as much as it may.
+second is always allowed, far into a prompt with the texts' own step. When nothing runs, nobody waits, and a step reads as much as
+it may.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ _CROWDED = 3.0
 """The same where other prompts wait behind: they and all that come after them would wait ever longer."""
 
 _UNNOTICED = 0.010
-"""Seconds that reading may take beside texts however fast they run: nobody sees them, and prompts that wait keep batches small."""
+"""Seconds that reading may take beside texts however fast they run: nobody sees them, and prompts that wait keep batches small.
+Far into a prompt the texts' own step is among these seconds."""
+
+_FAR = 512
+"""From this token of a prompt on, what reading it fetches makes the texts' own step notably longer, and does so many times over."""
 
 _WEIGHT = 0.2
 _STEP_WEIGHT = 0.1
@@ -97,7 +102,7 @@ class PrefillBudget:
             key = num_running.bit_length()
             usual = self._usual.get(key) or max((seconds for size, seconds in self._usual.items() if size < key), default=0.0)
             single = min(max(_SHARE * usual, 2 * self.costs.run), _LONGEST * usual)
-            self._seconds = max(single, min(_SHARE * (1 + num_behind), _CROWDED) * usual, _UNNOTICED)
+            self._seconds = max(single, min(_SHARE * (1 + num_behind), _CROWDED) * usual, _UNNOTICED - usual)
 
     @property
     def left(self) -> bool:
@@ -110,6 +115,8 @@ class PrefillBudget:
         What a step reads first gets ``LEAST`` tokens at any rate. What comes after it may get none.
         """
         most = min(wanted, self._tokens)
+        if not self._read and start < _FAR:
+            self._seconds = max(self._seconds, _UNNOTICED)
         if self.costs is None or math.isinf(self._seconds):
             count = most
         else:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from speculative.prefill_budget import PrefillBudget
 from speculative.sequence import Sequence
 
+LONG = 16
+"""Stretches, of a prompt that was read beside texts: to whom has waited for so many, a step more is nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
@@ -62,13 +65,16 @@ class Scheduler:
         """All that have come and not ended."""
         return [*self.running, *([] if self.prefilling is None else [self.prefilling]), *self.waiting]
 
-    def batch(self) -> list[Sequence]:
+    def batch(self, *, have_waited: bool = False) -> list[Sequence]:
         """Who goes on in this step: running sequences in neighbouring slots, from the first to the last that can.
 
         Those between them that wait for a tree take part and gain nothing, which costs less than closing gaps. Where drafts are
-        made here the first slot is among them, as drafters count from it.
+        made here the first slot is among them, as drafters count from it. Where others ``have_waited`` while the end of a long
+        prompt was read, its text waits for this step in turn: its part of one takes long, too.
         """
         ready = [sequence for sequence in self.running if not sequence.waits]
+        if have_waited and len(ready) > 1 and _was_just_read(ready[-1]):
+            ready.pop()
         if not ready:
             return []
         first = 0 if any(sequence.drafts_here for sequence in ready) else ready[0].slot
@@ -144,3 +150,8 @@ class Scheduler:
         assert self.prefilling is None or self.prefilling.slot == len(self.running)
         assert self.num_active <= self.num_slots
         assert all(sequence.slot == -1 for sequence in self.waiting)
+
+
+def _was_just_read(sequence: Sequence) -> bool:
+    """Whether a long prompt's text has its first token, and no more."""
+    return sequence.num_computed == sequence.num_given_tokens and sequence.num_target_calls >= LONG

@@ -6,7 +6,7 @@ from speculative.detokenizer import Detokenizer
 from speculative.prefill_budget import ReadingCosts
 from speculative.request import Request
 from speculative.sampler import Sampler
-from speculative.scheduler import Scheduler, SlotMove
+from speculative.scheduler import LONG, Scheduler, SlotMove
 from speculative.sequence import Sequence
 
 
@@ -137,3 +137,22 @@ def test_urgent_requests_begin_first_and_equals_in_order() -> None:
         begun.append(scheduler.running[0].request.request_id)
         scheduler.remove(scheduler.running[0])
     assert begun == ["c", "e", "a", "d", "b"]
+
+
+def test_a_long_prompts_text_waits_for_the_step_that_others_wait_for() -> None:
+    scheduler = Scheduler(num_slots=3, prefill_chunk=100)
+    scheduler.add(sequence("running", 10))
+    spans(scheduler)
+    scheduler.add(sequence("long", 60))
+    spans(scheduler)
+    running, long = scheduler.running
+    long.num_target_calls = LONG - 1
+    assert scheduler.batch(have_waited=True) == [running, long], "a prompt of a few stretches is not long"
+    long.num_target_calls = LONG
+    assert scheduler.batch(have_waited=True) == [running]
+    assert scheduler.batch() == [running, long]
+    long.num_computed += 1
+    assert scheduler.batch(have_waited=True) == [running, long], "once is enough"
+    long.num_computed -= 1
+    scheduler.remove(running)
+    assert scheduler.batch(have_waited=True) == [long], "alone it waits for nobody"
