@@ -39,10 +39,10 @@ from speculative.verification import Acceptance
 class Engine:
     """Decodes many requests together, each with drafts from one drafter. Not thread-safe: one thread owns it.
 
-    ``before_pass`` is called whenever the target, or the drafter on what it had missed, is about to run, which takes the interpreter
-    from nobody.
-    ``compiled`` holds graphs that stand in for parts of a step, by name: see ``compiling``; ``replayed`` for all of the target's
-    work on a tree: see ``replaying``. ``ranks`` are the processes that share the target with this one, if there are any.
+    ``before_pass`` is called whenever the target is about to run, which takes the interpreter from nobody, or the drafter on what
+    it has missed. ``compiled`` holds graphs that stand in for parts of a step, by name: see ``compiling``; ``replayed`` for all of
+    the target's work on a tree: see ``replaying``. ``ranks`` are the processes that share the target with this one, if there are
+    any.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Engine:
         self._shape: DraftShape | None = None
         self._told = 0.0
         self._has_prefilled = False
+        self._unsettled: Sequence | None = None
         self.before_pass: Callable[[], None] = lambda: None
         drafter = make_drafter(max_num_seqs, info.max_model_len) if make_drafter is not None else None
         self.memory = MemoryReader.of(drafter)
@@ -185,6 +186,9 @@ class Engine:
         The first tokens of prompts that have been read come at once: the verification is then the next step.
         """
         self.clock.begin()
+        if self._unsettled is not None:
+            self._settle()
+            self._end_prefill()
         verification_due = self._has_prefilled and bool(self.scheduler.batch())
         outputs = [] if verification_due else self._prefill()
         self._has_prefilled = bool(outputs)
@@ -211,15 +215,27 @@ class Engine:
             hidden = self._read(chunk)
             self.prefixes.keep_portion(chunk.sequence, chunk.start)
             if chunk.last:
-                self.prefixes.keep(chunk.sequence)
+                self._unsettled = chunk.sequence
+                if self.scheduler.waiting:  # who comes next may begin alike
+                    self._settle()
                 outputs += self._with_memory([chunk.sequence], [self._first_token(chunk.sequence, hidden[-1:])])
             elif self.memory is not None and (memory := self.memory.read([chunk.sequence])[0]):
                 outputs.append(chunk.sequence.reading(memory))
         self._release_ended()
+        self.scheduler.budget.observe_reading(self._end_prefill())
+        return outputs
+
+    def _settle(self) -> None:
+        """Do what a prompt's first token has not waited for: tell the drafter of the prompt's end, keep its keys and values."""
+        if (sequence := self._unsettled) is not None:
+            self._unsettled = None
+            self.telling.settle()
+            self.prefixes.keep(sequence)
+
+    def _end_prefill(self) -> float:
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)  # what is still queued would be taken for the running texts' work
-        self.scheduler.budget.observe_reading(self.clock.end("prefill"))
-        return outputs
+        return self.clock.end("prefill")
 
     def _read(self, chunk: PrefillChunk) -> Tensor:
         """Run a stretch of a prompt through target and drafter; the target's hidden states of the last rows at least [n, D]."""
@@ -251,7 +267,7 @@ class Engine:
 
     def _draft(self, batch: list[Sequence], *, reading: bool) -> DraftTree:
         shape = self.policy.shape(batch, reading=reading) if self.drafter is not None else None
-        if shape is not None and not self.telling.drafting:
+        if shape is not None and self.telling.is_behind:
             self.before_pass()
             if self.telling.catch_up():
                 self._told += self.clock.end("commit", usual=False)
@@ -351,6 +367,10 @@ class Engine:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        if sequence is self._unsettled:
+            if sequence.finish_reason in ("stop", "length"):  # its prompt may have been sent to be kept
+                self._settle()
+            self._unsettled = None
         if sequence.finish_reason != "error":
             self.prefixes.keep(sequence)
         self.telling.forget(sequence)

@@ -26,6 +26,11 @@ class Telling:
         self._backlog = Backlog(can_skip=self._window is not None)
         self.drafting = True
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether drafting would have to begin anew."""
+        return not self.drafting
+
     def catch_up(self) -> bool:
         """Tell of a portion of what has waited, as drafting is to begin anew; whether anything had."""
         waited = self._backlog.waits
@@ -42,7 +47,8 @@ class Telling:
     def of_prompt(self, sequence: Sequence, token_ids: Tensor, positions: Tensor, tapped: Tensor | None) -> None:
         """A stretch of a prompt was read: its tokens and their positions [n], and what was tapped of the last ones [≤ n, taps·E].
 
-        What is sent elsewhere is wanted now.
+        Of the last stretch nothing is told before ``settle``: the first token need not wait for that. What is sent elsewhere is
+        wanted now.
         """
         start = sequence.num_computed - len(token_ids)
         first = self.first_told(sequence, start)
@@ -58,10 +64,16 @@ class Telling:
             None if tapped is None else tapped[-told:],
             window_start(sequence, self._window),
         )
-        if self.drafting or sequence.request.remote:
+        is_last = sequence.num_computed == sequence.num_given_tokens
+        if sequence.request.remote or (self.drafting and not is_last):
             self._tell(*self._backlog.take(), verified)
         else:
             self._backlog.add_prompt(sequence, verified)
+
+    def settle(self) -> None:
+        """First tokens of prompts are out: tell of these, unless nothing is drafted anyway."""
+        if self.drafting:
+            self._tell(*self._backlog.take())
 
     def of_step(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None) -> None:
         """Trees were verified: keep the keys and values of accepted paths, and tell of them; tapped [B·(N+1), taps·E]."""
