@@ -6,15 +6,18 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from app.tools.formats import tool_format
+from app.tools.grammar import tool_grammar
+from app.tools.schemas import Tool, ToolChoice
 from benchmarks.prompts import PromptError, read_lines
 from speculative.engine import Engine
-from speculative.request import Request, SamplingParams
+from speculative.request import Grammar, Request, SamplingParams
 
 TOOL_CALLS, NUMBERS, REPLIES = "first tool calls", "final numbers", "replies"
 
@@ -24,17 +27,21 @@ _NUMBER = re.compile(r"The answer is \$?(-?[\d,]*\.?\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A chat up to a turn that can be checked, and what is right there: see ``expected`` for each kind."""
+    """A chat up to a turn that can be checked, and what is right there: see ``is_right``. Its answer must follow ``grammar``."""
 
     kind: str
     token_ids: tuple[int, ...]
     expected: Any
+    grammar: Grammar | None = None
 
 
 def read_questions(
-    path: Path, tokenizer: PreTrainedTokenizerBase, *, count: int, max_tokens: int, seed: int
+    path: Path, tokenizer: PreTrainedTokenizerBase, *, count: int, max_tokens: int, seed: int, strict_tools: bool = False
 ) -> dict[str, list[Question]]:
-    """At most ``count`` questions of each kind, drawn with ``seed``, whose prompts have at most ``max_tokens`` tokens."""
+    """At most ``count`` questions of each kind, drawn with ``seed``, whose prompts have at most ``max_tokens`` tokens.
+
+    With ``strict_tools`` the arguments of calls must follow their tools' schemas, as the API has it for such tools.
+    """
     lines = list(read_lines(path))
     random.Random(seed).shuffle(lines)
     questions: dict[str, list[Question]] = {}
@@ -49,10 +56,20 @@ def read_questions(
         text = str(tokenizer.apply_chat_template(messages, tools=row.get("tools"), tokenize=False, add_generation_prompt=True))
         token_ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         if len(token_ids) <= max_tokens:
-            questions[kind].append(Question(kind, token_ids, expected))
+            grammar = strict_grammar(row["tools"], tokenizer) if strict_tools and row.get("tools") else None
+            questions[kind].append(Question(kind, token_ids, expected, grammar))
     if not any(questions.values()):
         raise PromptError(f"{path} holds no tool call, no 'The answer is …' and no small talk to check")
     return questions
+
+
+def strict_grammar(tools: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> Grammar | None:
+    """What the model may write that chooses for itself among ``tools``, all of them strict."""
+    format = tool_format("auto", tokenizer)
+    if format is None:
+        raise PromptError("the model has no known way of calling tools, so that they cannot be strict")
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
+    return tool_grammar([Tool.model_validate(tool) for tool in strict], ToolChoice(type="auto"), True, format)
 
 
 def _question(row: dict[str, Any]) -> tuple[str, list[dict[str, Any]], Any] | None:
@@ -99,7 +116,7 @@ def answer(engine: Engine, questions: Sequence[Question], max_tokens: int, progr
     """Greedy answers without their end tokens, as many at a time as the engine has slots."""
     params = SamplingParams(max_tokens, temperature=0.0)
     for number, question in enumerate(questions):
-        engine.add(Request(str(number), question.token_ids, params))
+        engine.add(Request(str(number), question.token_ids, replace(params, grammar=question.grammar)))
     written: list[list[int]] = [[] for _ in questions]
     while engine.has_work:
         for output in engine.step():

@@ -84,6 +84,9 @@ def answers(
     ],
     num_prompts: Annotated[int, typer.Option(min=1, help="How many questions of each kind.")] = 100,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated per question.")] = 256,
+    strict_tools: Annotated[
+        bool, typer.Option("--strict-tools", help="Have calls follow their tools' schemas, as where a request's tools are strict.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Which dialogues are drawn.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
     model: options.Model = None,
@@ -108,7 +111,9 @@ def answers(
     with loading.clear_errors():
         engine, tokenizer = loading.load_engine(config)
         limit = engine.info.max_model_len - max_tokens
-        questions = checking.read_questions(prompts, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
+        questions = checking.read_questions(
+            prompts, tokenizer, count=num_prompts, max_tokens=limit, seed=seed, strict_tools=strict_tools
+        )
     figures: dict[str, dict[str, int]] = {}
     with typer.progressbar(length=sum(map(len, questions.values())), label="answering", show_pos=True) as bar:
         for kind, asked in questions.items():
@@ -118,7 +123,7 @@ def answers(
     for kind, figure in figures.items():
         typer.echo(f"{kind}: {figure['right']} of {figure['asked']} right ({figure['right'] / max(1, figure['asked']):.0%})")
     if json is not None:
-        write_json({"model": config.model, "seed": seed, "answers": figures}, json)
+        write_json({"model": config.model, "seed": seed, "strict_tools": strict_tools, "answers": figures}, json)
 
 
 @bench.command()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from app.errors import InvalidParameterError
 
 ToolCallFormat = Literal["auto", "hermes", "llama3_json", "none"]
 
@@ -14,7 +16,8 @@ class Format:
 
     ``opener`` announces an object and ``closer`` follows it. Where ``bare``, objects also come without an opener: first thing in
     the answer or after another call, with ``;`` between calls. ``begin`` and ``end`` are what models write around the arguments
-    in ``begin.format(name=…)``, and ``separator`` what they may write between calls.
+    in ``begin.format(name=…)``, and ``separator`` what they may write between calls. Arguments come in the order of their schema,
+    or ``by_name``.
     """
 
     opener: str
@@ -23,6 +26,7 @@ class Format:
     begin: str
     end: str
     separator: str
+    by_name: bool = False
 
 
 HERMES = Format(
@@ -34,11 +38,23 @@ LLAMA3_JSON = Format("<|python_tag|>", None, True, '{{"name": "{name}", "paramet
 """Llama 3.1 and 3.2: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1"""
 
 
+ARGUMENT_ORDER = "tool_argument_order"
+"""A key of tokenizer_config.json: "schema", or "name" where a model has learnt to write arguments in the order of their names. Held
+to another order, it leaves out what it would have written first."""
+
+
 def tool_format(chosen: ToolCallFormat, tokenizer: Any) -> Format | None:
-    """The format that was ``chosen``, or that the chat template speaks of; None where there is none that we know."""
-    if chosen == "auto":
-        return _detected(tokenizer)
-    return {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "none": None}[chosen]
+    """The format that was ``chosen``, or that the chat template speaks of; None where there is none that we know.
+
+    Raises InvalidParameterError where the tokenizer's configuration names no order of arguments.
+    """
+    known: dict[str, Format | None] = {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "none": None}
+    format = _detected(tokenizer) if chosen == "auto" else known[chosen]
+    order = getattr(tokenizer, "init_kwargs", {}).get(ARGUMENT_ORDER, "schema")
+    if order not in ("schema", "name"):
+        message = f"This model's tokenizer_config.json has {ARGUMENT_ORDER} {order!r}, which must be 'schema' or 'name'."
+        raise InvalidParameterError(message, param="tools")
+    return format if format is None or order == "schema" else replace(format, by_name=True)
 
 
 def _detected(tokenizer: Any) -> Format | None:

@@ -83,7 +83,10 @@ def _form(grammar: Grammar) -> Node:
 
 def _call(tool: Tool, format: Format, *, follow: bool = True) -> Node:
     """One call of ``tool``; its arguments ``follow`` its schema, or are any object."""
-    arguments = _json(tool.function.schema_of_arguments if follow else {"type": "object"})
+    schema: dict[str, Any] = tool.function.schema_of_arguments if follow else {"type": "object"}
+    if format.by_name and isinstance(schema.get("properties"), dict):
+        schema = schema | {"properties": dict(sorted(schema["properties"].items()))}
+    arguments = _json(schema)
     return {"type": "tag", "begin": format.begin.format(name=tool.function.name), "content": arguments, "end": format.end}
 
 

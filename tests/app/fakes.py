@@ -36,6 +36,7 @@ class FakeTokenizer:
     def __init__(self) -> None:
         self.conversations: list[list[dict[str, Any]]] = []
         self.options: list[dict[str, Any]] = []
+        self.init_kwargs: dict[str, Any] = {}
         self.backend_tokenizer = Tokenizer(WordLevel({chr(token): token for token in range(256)}))
 
     def apply_chat_template(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -201,3 +202,18 @@ def test_an_answer_has_its_form_or_calls(matches: Any, format: Format, form: Gra
     assert accepts(call + format.separator + call) is parallel
     for text in ("", "Hello", answer + call, call + answer, written(format, "find", "{}"), "{}"):
         assert not accepts(text), text
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
+@pytest.mark.parametrize("forced", [True, False])
+def test_arguments_come_in_the_order_that_the_model_has_learnt(matches: Any, format: Format, forced: bool) -> None:
+    """Nothing else of the schema is let go: what is required, what there is, and that each comes once."""
+    declared, by_name = '{"city": "Rome", "stars": 3, "kind": "inn"}', '{"city": "Rome", "kind": "inn", "stars": 3}'
+    wanted = choice("find") if forced else choice("auto")
+    for order, right, wrong in ((False, declared, by_name), (True, by_name, declared)):
+        used = replace(format, by_name=order)
+        accepts = matches(tool_grammar(tools(find=True), wanted, True, used))
+        assert accepts(written(used, "find", right)) and not accepts(written(used, "find", wrong))
+        assert accepts(written(used, "find", '{"city": "Rome"}'))
+        for arguments in ('{"stars": 3}', '{"city": "Rome", "city": "Oslo"}', '{"city": "Rome", "zone": 1}'):
+            assert not accepts(written(used, "find", arguments))

@@ -1,6 +1,7 @@
 """What is asked of tools: what the template and the engine get, and what is refused by name."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -142,6 +143,26 @@ def test_the_template_tells_the_format(template: Any, format: Any) -> None:
     tokenizer.chat_template = template
     assert tool_format("auto", tokenizer) is format
     assert (tool_format("hermes", tokenizer), tool_format("none", tokenizer)) == (HERMES, None)
+
+
+@pytest.mark.parametrize(("order", "by_name"), [(None, False), ("schema", False), ("name", True)])
+def test_the_tokenizers_configuration_tells_the_order_of_arguments(order: str | None, by_name: bool) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.chat_template = "<tool_call>"
+    tokenizer.init_kwargs = {} if order is None else {"tool_argument_order": order}
+    assert tool_format("auto", tokenizer) == replace(HERMES, by_name=by_name)
+    assert tool_format("llama3_json", tokenizer) == replace(LLAMA3_JSON, by_name=by_name)
+
+
+async def test_an_order_of_arguments_that_there_is_not_is_refused(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.tokenizer.init_kwargs = {"tool_argument_order": "alphabetical"}
+    response = await client.post(CHAT, json=chat_body(tools=[WEATHER]))
+    assert_error(response, 400, "tools", response.json()["error"]["code"])
+    assert "'alphabetical', which must be 'schema' or 'name'" in response.json()["error"]["message"]
+
+
+def test_the_bundled_model_has_learnt_arguments_by_name() -> None:
+    assert tool_format("auto", load_tokenizer(BUNDLED["target"])) == replace(HERMES, by_name=True)
 
 
 @pytest.mark.parametrize(("setting", "template"), [("auto", "plain"), ("none", "<tool_call>")])

@@ -89,3 +89,27 @@ def test_answers_are_the_engines_own(tmp_path: Path):
     assert len(finished) == 3 and all(text and "<|im_end|>" not in text for text in texts)
     assert [is_right(Question(REPLIES, q.token_ids, text), text) for q, text in zip(asked, texts, strict=True)] == [True] * 3
     assert texts == [answer(engine, [question], 100, lambda: None)[0] for question in asked]
+
+
+@pytest.mark.integration
+def test_strict_tools_leave_no_call_outside_their_schemas(tmp_path: Path):
+    """What is asked for suits no argument that there is, and each answer is a call all the same."""
+    engine = load_engine(EngineConfig(compile="off", dtype="float32", max_num_seqs=2))
+    assert engine.tokenizer is not None
+    parameters = {"type": "object", "properties": {"zone": {"enum": ["north"]}, "area": {"enum": ["x"]}}, "required": ["zone"]}
+    function = {"name": "FindRestaurants", "description": "Find restaurants", "parameters": parameters}
+    calls = [{"id": "1", "type": "function", "function": {"name": "FindRestaurants", "arguments": "{}"}}]
+    asked = "I want to find an Italian restaurant in San Jose."
+    row = {
+        "tools": [{"type": "function", "function": function}],
+        "messages": [said("user", asked), said("assistant", None, tool_calls=calls)],
+    }
+    path = write(tmp_path / "chats.jsonl", [row])
+    for strict in (False, True):
+        (question,) = read_questions(path, engine.tokenizer, count=1, max_tokens=200, seed=0, strict_tools=strict)[TOOL_CALLS]
+        (text,) = answer(engine, [question], 100, lambda: None)
+        called = said_calls(text)
+        assert called, text
+        ((name, arguments),) = called
+        assert name == "FindRestaurants"
+        assert (arguments in ({"zone": "north"}, {"area": "x", "zone": "north"})) == strict
