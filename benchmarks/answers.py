@@ -56,14 +56,14 @@ def read_questions(
         text = str(tokenizer.apply_chat_template(messages, tools=row.get("tools"), tokenize=False, add_generation_prompt=True))
         token_ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         if len(token_ids) <= max_tokens:
-            grammar = strict_grammar(row["tools"], tokenizer) if strict_tools and row.get("tools") else None
+            grammar = _strict_grammar(row["tools"], tokenizer) if strict_tools and row.get("tools") else None
             questions[kind].append(Question(kind, token_ids, expected, grammar))
     if not any(questions.values()):
         raise PromptError(f"{path} holds no tool call, no 'The answer is …' and no small talk to check")
     return questions
 
 
-def strict_grammar(tools: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> Grammar | None:
+def _strict_grammar(tools: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> Grammar | None:
     """What the model may write that chooses for itself among ``tools``, all of them strict."""
     format = tool_format("auto", tokenizer)
     if format is None:

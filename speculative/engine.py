@@ -267,12 +267,10 @@ class Engine:
 
     def _draft(self, batch: list[Sequence], *, reading: bool) -> DraftTree:
         shape = self.policy.shape(batch, reading=reading) if self.drafter is not None else None
-        if shape is not None and self.telling.is_behind:
-            self.before_pass()
-            if self.telling.catch_up():
-                self._told += self.clock.end("commit", usual=False)
-                # What is left is told before the next steps: all at once, it would hold every text up.
-                shape = shape if self.telling.drafting else None
+        if shape is not None and self.telling.catch_up(self.before_pass):
+            self._told += self.clock.end("commit", usual=False)
+            # What is left is told before the next steps: all at once, it would hold every text up.
+            shape = shape if self.telling.drafting else None
         elif shape is None:
             self.telling.drafting = self.drafter is None or not any(sequence.drafts_here for sequence in batch)
         self._shape = shape
@@ -368,9 +366,9 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         if sequence is self._unsettled:
-            if sequence.finish_reason in ("stop", "length"):  # its prompt may have been sent to be kept
-                self._settle()
             self._unsettled = None
+            if sequence.finish_reason in ("stop", "length"):  # its prompt may have been sent to be kept
+                self.telling.settle()
         if sequence.finish_reason != "error":
             self.prefixes.keep(sequence)
         self.telling.forget(sequence)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -26,14 +28,11 @@ class Telling:
         self._backlog = Backlog(can_skip=self._window is not None)
         self.drafting = True
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether drafting would have to begin anew."""
-        return not self.drafting
-
-    def catch_up(self) -> bool:
-        """Tell of a portion of what has waited, as drafting is to begin anew; whether anything had."""
+    def catch_up(self, before: Callable[[], None] = lambda: None) -> bool:
+        """Tell of a portion of what has waited, as drafting is to begin anew, and call ``before`` first; whether anything had."""
         waited = self._backlog.waits
+        if waited:
+            before()
         self._tell(*self._backlog.take_portion())
         self.drafting = not self._backlog.waits
         return waited

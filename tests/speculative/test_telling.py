@@ -28,11 +28,12 @@ def test_what_was_gained_is_published_before_a_drafter_is_told_what_it_has_misse
     engine.add(request("a", [5, 9, 23, 41], max_tokens=12, temperature=0.0))
     engine.step()
     order: list[str] = []
-    catch_up = engine.telling.catch_up
+    assert engine.drafter is not None
+    extend = engine.drafter.extend
     engine.before_pass = lambda: order.append("published")
-    monkeypatch.setattr(engine.telling, "catch_up", lambda: order.append("told") or catch_up())
+    monkeypatch.setattr(engine.drafter, "extend", lambda tokens, cache: order.append("told") or extend(tokens, cache))
     engine.step()
-    assert order == ["published", "told", "published"]
+    assert order == ["published", "told", "published", "told"]
 
 
 @pytest.mark.parametrize("others", [0, 1])
