@@ -76,7 +76,8 @@ def test_a_client_that_leaves_frees_its_slot(server: Server, stream: bool) -> No
     with httpx.Client(base_url=server.base_url) as client:
         if stream:
             with client.stream("POST", "/completions", json=body) as response:
-                next(response.iter_lines())
+                lines = response.iter_lines()  # which leaves the server once nothing holds it
+                next(lines)
                 until(lambda: server.metric("moaserve_num_requests_running") >= 1)
         else:
             with pytest.raises(httpx.ReadTimeout):
