@@ -15,7 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
-from app.cluster.board import replicas_of
+from app.cluster.board import loads_of, replicas_of
 from speculative.errors import EngineError, EngineLoadError, EngineStepError, ReplicaLostError
 from speculative.replicas.inboxes import Inbox, Inboxes
 from speculative.replicas.messages import Failure, ReplicaState, Told, Wish
@@ -74,17 +74,22 @@ class RayFleet:
 
     async def generate(self, request: Request, wish: Wish) -> AsyncGenerator[Told, None]:
         """As in Fleet."""
+        loads = loads_of(self._deployed().deployment_name)
         with self._inboxes.opened(request.request_id) as inbox:
+            loads.begin(request.request_id)
             call = asyncio.create_task(self._call(request, wish, inbox))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
             try:
                 async with aclosing(inbox.messages()) as messages:
                     async for told in messages:
+                        if told.output is None:  # Serve may have found that the first choice is gone
+                            loads.place(request.request_id, told.replica)
                         if told.is_last:  # the router is to know that there is room before whoever reads this asks anew
-                            await asyncio.wait({call}, timeout=ANSWER_S)
+                            loads.end(request.request_id)
                         yield told
             finally:
+                loads.end(request.request_id)
                 if not inbox.has_ended.is_set():
                     call.cancel()
 
@@ -186,10 +191,12 @@ class RayFleet:
     async def _ask(self, name: str) -> None:
         """What a replica says of itself, and a pause; of any replica where no ``name`` is known yet."""
         try:
-            response = cast("DeploymentResponse[tuple[str, ReplicaState]]", _called(self._unary().state, wish=Wish(only=name)))
+            called = _called(self._unary().state, self._listener, wish=Wish(only=name))
+            response = cast("DeploymentResponse[tuple[str, ReplicaState]]", called)
             try:
                 found, state = await asyncio.wait_for(response, ANSWER_S)
                 self._states[found] = state
+                loads_of(self._deployed().deployment_name).hear({each: told.others for each, told in self._states.items()})
             except (asyncio.TimeoutError, TimeoutError):
                 response.cancel()
                 self._states.pop(name, None)

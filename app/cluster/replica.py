@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -34,6 +35,7 @@ class EngineReplica:
         configure(settings.log_level, settings.log_format)
         self._name: str = serve.get_replica_context().replica_id.unique_id
         self._outboxes = Outboxes()
+        self._asked: Counter[str] = Counter()
         self._engine = AsyncEngine.from_config(settings.engine_config())
         self._stores = Stores.of(settings, Unobserved())
         self._conversations = Conversations(self._engine, self._stores.blocks) if self._stores.blocks is not None else None
@@ -43,9 +45,15 @@ class EngineReplica:
 
     async def generate(self, request: Request, listener: str, wish: Wish) -> None:
         """Answer a request; all messages about it are for ``listener``. Returns once the last one is put there."""
-        async with aclosing(answer(self._name, self._engine.info, self._run, request, wish)) as messages:
-            async for told in messages:
-                self._outboxes.put(listener, told)
+        self._asked[listener] += 1
+        try:
+            async with aclosing(answer(self._name, self._engine.info, self._run, request, wish)) as messages:
+                async for told in messages:
+                    self._outboxes.put(listener, told)
+        finally:
+            self._asked[listener] -= 1
+            if not self._asked[listener]:
+                del self._asked[listener]
 
     async def listen(self, listener: str, wish: Wish) -> AsyncGenerator[tuple[Told, ...], None]:
         """All messages for ``listener``; see `Outboxes.listen`."""
@@ -75,8 +83,8 @@ class EngineReplica:
             return Failure.of(error)
         return None
 
-    async def state(self, wish: Wish) -> tuple[str, ReplicaState]:
-        """This replica's name, and how it is."""
+    async def state(self, listener: str, wish: Wish) -> tuple[str, ReplicaState]:
+        """This replica's name, and how it is for ``listener``."""
         engine = self._engine
         return self._name, ReplicaState(
             self._settings.model,
@@ -87,6 +95,7 @@ class EngineReplica:
             engine.alive,
             engine.busy_seconds,
             os.getpid(),
+            self._asked.total() - self._asked[listener],
         )
 
     def check_health(self) -> None:

@@ -199,7 +199,7 @@ class ReplicatedEngine:
         others = {name for name, state in self.replicas.items() if not wish.fits(state.info)}
         if wish.pair and others and len(others) == len(self.replicas):
             raise EngineNotReadyError("all replicas have another target or drafter by now")
-        wish = replace(wish, near=near, avoid=frozenset(avoid | others))
+        wish = replace(wish, near=near, avoid=frozenset(avoid | others), request_id=request.request_id)
         async with aclosing(self._fleet.generate(request, wish)) as messages:
             told = await self._first(messages)
             self.num_placed += 1

@@ -16,7 +16,7 @@ FailureKind = Literal["invalid", "context", "step", "not_ready"]
 class Wish:
     """Where a request should go: ``near`` names replicas that know its beginning, the best first; ``avoid`` those it must not
     go to. With ``only`` it is for that replica alone. Replicas refuse what is not for their ``target``, or for their ``pair`` of
-    target and drafter ("": any).
+    target and drafter ("": any). ``request_id`` is that of the text that they would have until it ends ("": none).
     """
 
     target: str = ""
@@ -24,6 +24,7 @@ class Wish:
     avoid: frozenset[str] = frozenset()
     only: str = ""
     pair: str = ""
+    request_id: str = ""
 
     def fits(self, info: ModelInfo) -> bool:
         """Whether an engine with that model can do what is wished."""
@@ -77,7 +78,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """What a replica says of itself; ``model`` is where its target is loaded from, as `EngineConfig` has it."""
+    """What a replica says of itself; ``model`` is where its target is loaded from, as `EngineConfig` has it. It has ``others``
+    requests of others than who asks.
+    """
 
     model: str
     info: ModelInfo
@@ -87,3 +90,4 @@ class ReplicaState:
     alive: bool
     busy_seconds: float
     pid: int = 0
+    others: int = 0

@@ -12,15 +12,15 @@ SLACK: Final = 8
 """Requests that a replica may have above twice the least busy one's before nobody is sent there for what it knows."""
 
 
-def rank(wish: Wish, loads: Mapping[str, float], slack: float = SLACK) -> list[list[str]]:
-    """Groups of replicas to try one after the other; of a group the least busy. Empty where none will do, for now.
+def rank(wish: Wish, loads: Mapping[str, int], slack: float = SLACK) -> list[str]:
+    """Replicas to try one after the other, the least busy first. Empty where none will do, for now.
 
-    ``loads`` are the requests that each has, running or waiting. The first group is the one that knows the text best, as long as it
-    has at most twice the least load and ``slack``: what is known there saves less than others' requests cost. Of equally busy ones
-    chance decides, so that several who choose do not all choose the same.
+    ``loads`` are the requests that each has, running or waiting. Before all others comes the one that knows the text best, as long
+    as it has at most twice the least load and ``slack``: what is known there saves less than others' requests cost. Of equally busy
+    ones chance decides, so that several who choose do not all choose the same.
     """
     if wish.only:
-        return [[wish.only]] if wish.only in loads else []
+        return [wish.only] if wish.only in loads else []
     candidates = [name for name in loads if name not in wish.avoid]
     if not candidates:
         return []
@@ -29,7 +29,6 @@ def rank(wish: Wish, loads: Mapping[str, float], slack: float = SLACK) -> list[l
     random.shuffle(candidates)
     candidates.sort(key=lambda name: loads[name])
     if not near:
-        return [candidates]
+        return candidates
     best = min(near, key=lambda name: loads[name])
-    rest = [name for name in candidates if name != best]
-    return [[best], rest] if rest else [[best]]
+    return [best, *(name for name in candidates if name != best)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ import pytest_asyncio
 pytest.importorskip("ray", reason="needs the extra ray")
 
 from app.cluster_settings import ClusterSettings
-from benchmarks.replicas.asking import ask, opening
+from benchmarks.replicas.asking import Answer, ask, opening
 from benchmarks.replicas.hosting import Hosted, hosted
 from benchmarks.replicas.measuring import chat, kill, update
 from speculative.request import OfferedTree, Request, SamplingParams
@@ -40,6 +41,33 @@ async def test_follow_up_turns_go_where_their_beginning_is(host: Hosted) -> None
     chats = await chat(host, chats=12, turns=3, concurrency=4, max_tokens=32)
     assert chats.landed >= 0.95 * chats.follow_ups
     assert len({name for name in host.engine.replicas if host.engine.replicas[name].status.num_steps}) == 3, "and all have work"
+
+
+async def test_texts_find_the_replica_with_the_fewest(host: Hosted) -> None:
+    numbers = itertools.count(100)
+    streams = [asyncio.create_task(ask(host.client, opening(next(numbers)), 900, 0)) for _ in range(12)]
+
+    async def evenly_spread() -> None:
+        while {state.status.num_running for state in host.engine.replicas.values()} != {4}:
+            assert not any(stream.done() for stream in streams), "all are under way"
+            await asyncio.sleep(0.05)
+
+    try:
+        for ended in ((0, 1, 2, 3), (4, 6, 8), (0, 5, 9, 10, 11)):  # whichever replicas those are at
+            await asyncio.wait_for(evenly_spread(), 20)
+            await cancelled(*(streams[each] for each in ended))
+            for each in ended:
+                streams[each] = asyncio.create_task(ask(host.client, opening(next(numbers)), 900, 0))
+        await asyncio.wait_for(evenly_spread(), 20)
+    finally:
+        await cancelled(*streams)
+
+
+async def cancelled(*streams: asyncio.Task[Answer]) -> None:
+    """Clients that leave."""
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
 
 
 async def test_killed_replicas_change_no_text(host: Hosted) -> None:

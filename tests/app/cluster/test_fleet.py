@@ -17,6 +17,8 @@ pytest.importorskip("app.cluster.fleet", reason="needs the extra ray")
 from ray import exceptions
 from ray.serve import context
 
+from app.cluster.board import loads_of
+
 if TYPE_CHECKING:
     from app.cluster.fleet import RayFleet
 
@@ -98,6 +100,17 @@ async def begun(handle: Handle) -> tuple[RayFleet, AsyncGenerator[Told, None]]:
     fleet._inboxes.deal([Told("text", "replica", 0.0)])
     await coming
     return fleet, messages
+
+
+async def test_a_replica_has_room_for_another_once_an_end_is_told() -> None:
+    handle = Handle()
+    fleet, messages = await begun(handle)
+    loads = loads_of(handle.deployment_name)
+    assert loads.of("replica") == 1
+    fleet._inboxes.deal([last()])
+    await anext(messages)
+    assert loads.of("replica") == 0, "though the call goes on"
+    await messages.aclose()
 
 
 async def test_a_text_that_is_left_is_cancelled_at_its_replica() -> None:

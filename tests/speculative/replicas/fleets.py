@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from speculative.config import ModelInfo
 from speculative.errors import EngineError, ReplicaLostError
 from speculative.replicas.host import answer
 from speculative.replicas.inboxes import Inbox, Inboxes
+from speculative.replicas.loads import Loads
 from speculative.replicas.messages import ReplicaState, Told, Wish
 from speculative.replicas.outboxes import Outboxes
 from speculative.replicas.routing import rank
@@ -44,7 +44,7 @@ class LocalFleet:
     def __init__(self, engines: list[AsyncEngine]) -> None:
         self._numbers = itertools.count()
         self.replicas: dict[str, Replica] = {}
-        self.loads: Counter[str] = Counter()
+        self.loads = Loads()
         self.placed: list[tuple[str, str]] = []
         self.asked: list[Request] = []
         self._inboxes = Inboxes()
@@ -93,9 +93,10 @@ class LocalFleet:
     async def generate(self, request: Request, wish: Wish) -> AsyncGenerator[Told, None]:
         async with self._more:
             await self._more.wait_for(lambda: rank(wish, self._loads()))
-            name = rank(wish, self._loads())[0][0]
+            name = rank(wish, self._loads())[0]
         replica = self.replicas[name]
-        self.loads[name] += 1
+        self.loads.begin(request.request_id)
+        self.loads.place(request.request_id, name)
         self.placed.append((request.request_id, name))
         self.asked.append(request)
         with self._inboxes.opened(request.request_id) as inbox:
@@ -106,7 +107,7 @@ class LocalFleet:
                     async for told in messages:
                         yield told
             finally:
-                self.loads[name] -= 1
+                self.loads.end(request.request_id)
                 replica.tasks.discard(call)
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)
@@ -115,8 +116,8 @@ class LocalFleet:
         async for messages in replica.outboxes.listen(INGRESS):
             self._inboxes.deal(messages)
 
-    def _loads(self) -> dict[str, float]:
-        return {name: self.loads[name] for name in self.replicas}
+    def _loads(self) -> dict[str, int]:
+        return {name: self.loads.of(name) for name in self.replicas}
 
     async def offer(self, replica: str, request_id: str, tree: OfferedTree) -> None:
         if replica not in self.replicas:

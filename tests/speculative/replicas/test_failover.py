@@ -237,7 +237,7 @@ async def test_who_goes_away_ends_the_request_at_its_replica(make_speller: MakeS
         await stream.aclose()
         while engine.status().num_running:
             await asyncio.sleep(0)
-        assert fleet.loads["replica-0"] == 0
+        assert fleet.loads.of("replica-0") == 0
 
 
 async def test_bad_requests_are_refused_here(make_speller: MakeSpeller, spelling: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from speculative.config import ModelInfo
 from speculative.prefix_cache import extend_keys
 from speculative.replicas.affinity import Affinity
+from speculative.replicas.loads import Loads
 from speculative.replicas.messages import Wish
 from speculative.replicas.routing import rank
 
@@ -73,22 +74,22 @@ def test_the_index_is_bounded_and_forgets_ends_before_beginnings() -> None:
 
 
 def test_the_replica_that_knows_the_text_comes_before_the_least_busy() -> None:
-    assert rank(Wish(near=("b",)), {"a": 0, "b": 3, "c": 1}) == [["b"], ["a", "c"]]
-    assert rank(Wish(), {"a": 2, "b": 3, "c": 1}) == [["c", "a", "b"]]
-    assert rank(Wish(near=("a", "b")), {"a": 5, "b": 3, "c": 0})[0] == ["b"], "of several who know it the least busy"
+    assert rank(Wish(near=("b",)), {"a": 0, "b": 3, "c": 1}) == ["b", "a", "c"]
+    assert rank(Wish(), {"a": 2, "b": 3, "c": 1}) == ["c", "a", "b"]
+    assert rank(Wish(near=("a", "b")), {"a": 5, "b": 3, "c": 0})[0] == "b", "of several who know it the least busy"
 
 
 @pytest.mark.parametrize(("load", "first"), [(8, "b"), (9, "a"), (30, "a")])
 def test_nobody_is_sent_to_an_overloaded_replica_for_what_it_knows(load: int, first: str) -> None:
-    assert rank(Wish(near=("b",)), {"a": 0, "b": load}, slack=8)[0][0] == first
-    assert rank(Wish(near=("b",)), {"a": 10, "b": load + 20}, slack=8)[0][0] == first
+    assert rank(Wish(near=("b",)), {"a": 0, "b": load}, slack=8)[0] == first
+    assert rank(Wish(near=("b",)), {"a": 10, "b": load + 20}, slack=8)[0] == first
 
 
 def test_wishes_are_kept_or_waited_for() -> None:
     loads = {"a": 0, "b": 1}
-    assert rank(Wish(only="b"), loads) == [["b"]]
+    assert rank(Wish(only="b"), loads) == ["b"]
     assert rank(Wish(only="gone"), loads) == []
-    assert rank(Wish(near=("a",), avoid=frozenset({"a"})), loads) == [["b"]]
+    assert rank(Wish(near=("a",), avoid=frozenset({"a"})), loads) == ["b"]
     assert rank(Wish(avoid=frozenset({"a", "b"})), loads) == []
 
 
@@ -99,4 +100,31 @@ def test_a_wish_fits_who_has_its_target_and_its_pair() -> None:
 
 
 def test_equally_busy_replicas_are_taken_by_chance() -> None:
-    assert {rank(Wish(), {"a": 1, "b": 1, "c": 1})[0][0] for _ in range(100)} == {"a", "b", "c"}
+    assert {rank(Wish(), {"a": 1, "b": 1, "c": 1})[0] for _ in range(100)} == {"a", "b", "c"}
+
+
+def test_a_request_counts_from_its_choice_to_its_end() -> None:
+    loads = Loads()
+    for request_id in ("x", "y", "z"):
+        loads.begin(request_id)
+    assert loads.of("a") == 0, "none has been chosen"
+    loads.place("x", "a")
+    loads.place("y", "a")
+    loads.place("z", "b")
+    assert (loads.of("a"), loads.of("b")) == (2, 1)
+    loads.place("y", "b")
+    assert (loads.of("a"), loads.of("b")) == (1, 2), "its first choice was gone"
+    loads.end("x")
+    loads.end("x")
+    loads.place("x", "a")
+    assert loads.of("a") == 0, "what has ended does not come back"
+
+
+def test_requests_of_others_count_too() -> None:
+    loads = Loads()
+    loads.hear({"a": 3})
+    loads.begin("x")
+    loads.place("x", "a")
+    assert (loads.of("a"), loads.of("b")) == (4, 0)
+    loads.hear({"b": 1})
+    assert (loads.of("a"), loads.of("b")) == (1, 1), "what was said last holds"
