@@ -14,7 +14,7 @@ import pytest_asyncio
 pytest.importorskip("ray", reason="needs the extra ray")
 
 from app.cluster_settings import ClusterSettings
-from benchmarks.replicas.asking import Answer, ask, opening
+from benchmarks.replicas.asking import ask, opening
 from benchmarks.replicas.hosting import Hosted, hosted
 from benchmarks.replicas.measuring import chat, kill, update
 from speculative.request import OfferedTree, Request, SamplingParams
@@ -45,29 +45,34 @@ async def test_follow_up_turns_go_where_their_beginning_is(host: Hosted) -> None
 
 async def test_texts_find_the_replica_with_the_fewest(host: Hosted) -> None:
     numbers = itertools.count(100)
-    streams = [asyncio.create_task(ask(host.client, opening(next(numbers)), 900, 0)) for _ in range(12)]
+
+    async def text_after_text() -> None:
+        while True:
+            assert (await ask(host.client, opening(next(numbers)), 900, 0)).error is None
+
+    clients = [asyncio.create_task(text_after_text()) for _ in range(12)]
 
     async def evenly_spread() -> None:
         while {state.status.num_running for state in host.engine.replicas.values()} != {4}:
-            assert not any(stream.done() for stream in streams), "all are under way"
+            assert not any(client.done() for client in clients), "none has failed"
             await asyncio.sleep(0.05)
 
     try:
-        for ended in ((0, 1, 2, 3), (4, 6, 8), (0, 5, 9, 10, 11)):  # whichever replicas those are at
+        for leaving in ((0, 1, 2, 3), (4, 6, 8), (0, 5, 9, 10, 11)):  # whichever replicas their texts are at
             await asyncio.wait_for(evenly_spread(), 20)
-            await cancelled(*(streams[each] for each in ended))
-            for each in ended:
-                streams[each] = asyncio.create_task(ask(host.client, opening(next(numbers)), 900, 0))
+            await cancelled(*(clients[each] for each in leaving))
+            for each in leaving:
+                clients[each] = asyncio.create_task(text_after_text())
         await asyncio.wait_for(evenly_spread(), 20)
     finally:
-        await cancelled(*streams)
+        await cancelled(*clients)
 
 
-async def cancelled(*streams: asyncio.Task[Answer]) -> None:
-    """Clients that leave."""
-    for stream in streams:
-        stream.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
+async def cancelled(*clients: asyncio.Task[None]) -> None:
+    """They leave, in the middle of a text."""
+    for client in clients:
+        client.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
 
 
 async def test_killed_replicas_change_no_text(host: Hosted) -> None:
