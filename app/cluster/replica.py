@@ -51,9 +51,7 @@ class EngineReplica:
                 async for told in messages:
                     self._outboxes.put(listener, told)
         finally:
-            self._asked[listener] -= 1
-            if not self._asked[listener]:
-                del self._asked[listener]
+            self._asked -= Counter((listener,))
 
     async def listen(self, listener: str, wish: Wish) -> AsyncGenerator[tuple[Told, ...], None]:
         """All messages for ``listener``; see `Outboxes.listen`."""

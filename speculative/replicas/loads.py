@@ -24,20 +24,14 @@ class Loads:
 
     def place(self, request_id: str, replica: str) -> None:
         """It is that replica's now; nothing happens where it has ended."""
-        if (before := self._places.get(request_id)) is not None:
-            self._leave(before)
+        if request_id in self._places:
+            self._own -= Counter((self._places[request_id],))
             self._places[request_id] = replica
             self._own[replica] += 1
 
     def end(self, request_id: str) -> None:
         """It is no replica's any more; it may have ended before."""
-        self._leave(self._places.pop(request_id, ""))
-
-    def _leave(self, replica: str) -> None:
-        if replica:
-            self._own[replica] -= 1
-            if not self._own[replica]:
-                del self._own[replica]
+        self._own -= Counter((self._places.pop(request_id, ""),))
 
     def hear(self, others: Mapping[str, int]) -> None:
         """What replicas say of how many requests of others they have."""
