@@ -16,7 +16,7 @@
 
 namespace {
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
 
 using at::BFloat16;
 using tiles::numbers;
@@ -27,13 +27,13 @@ struct StepGate {
   const BFloat16* const* tokens;
   const float* const* positions;
 
-  AMX inline void operator()(int64_t panel, int64_t row, const float* sums) const {
+  SIMD inline void operator()(int64_t panel, int64_t row, const float* sums) const {
     alignas(64) float all[tiles::kPanel];
     for (int64_t half = 0; half < tiles::kPanel; half += tiles::kTile) {
       const int64_t at = panel * tiles::kPanel + half;
-      const __m512 token = tiles::widen(tiles::first(tiles::kTile), tokens[row] + at);
-      const __m512 both = _mm512_add_ps(token, _mm512_loadu_ps(positions[row] + at));
-      _mm512_store_ps(all + half, _mm512_add_ps(_mm512_load_ps(sums + half), both));
+      const wide::Floats token = wide::widen(wide::first(tiles::kTile), tokens[row] + at);
+      const wide::Floats both = token + wide::load(positions[row] + at);
+      wide::store(all + half, wide::load(sums + half) + both);
     }
     gate(panel, row, all);
   }
@@ -209,7 +209,7 @@ struct BlockDrafter : torch::CustomClassHolder {
   }
 
   // A token's embedding, normalised.
-  AMX void norm_of_token(int64_t token, const at::Tensor& weight, BFloat16* to) const {
+  SIMD void norm_of_token(int64_t token, const at::Tensor& weight, BFloat16* to) const {
     std::vector<float> wide(size_);
     tiles::embed(numbers(embedding()) + token * size_, size_, wide.data());
     tiles::norm(wide.data(), numbers(weight), eps_, size_, to);
@@ -331,17 +331,17 @@ struct BlockDrafter : torch::CustomClassHolder {
 
    private:
     // Queries of a token and the one before it, by the head's outputs; those of the text itself stand for no output.
-    AMX void ask(int64_t level, int64_t text, int64_t token, int64_t previous, BFloat16* to) const {
+    SIMD void ask(int64_t level, int64_t text, int64_t token, int64_t previous, BFloat16* to) const {
       const BFloat16* known = numbers(drafter_.copied_tokens()) + std::max<int64_t>(token, 0) * width_;
       const BFloat16* known_before = numbers(drafter_.copied_previous()) + std::max<int64_t>(previous, 0) * width_;
       const int64_t whole = of_tokens_.size(1);
       const float* root = of_tokens_.const_data_ptr<float>() + text * whole;
       const float* before = of_previous_.const_data_ptr<float>() + (level == 0 ? texts_.count + text : text) * whole;
-      const __mmask16 all = tiles::first(tiles::kTile);
+      const wide::Mask all = wide::first(tiles::kTile);
       for (int64_t i = 0; i < width_; i += tiles::kTile) {
-        const __m512 own = level == 0 ? _mm512_loadu_ps(root + i) : tiles::widen(all, known + i);
-        const __m512 other = level <= 1 ? _mm512_loadu_ps(before + i) : tiles::widen(all, known_before + i);
-        tiles::narrow(all, to + i, _mm512_add_ps(own, other));
+        const wide::Floats own = level == 0 ? wide::load(root + i) : wide::widen(all, known + i);
+        const wide::Floats other = level <= 1 ? wide::load(before + i) : wide::widen(all, known_before + i);
+        wide::narrow(all, to + i, own + other);
       }
     }
 

@@ -50,22 +50,35 @@ at::Tensor by_pytorch(const at::Tensor& queries, const at::Tensor& kv, const at:
   return out.transpose(1, 2).reshape_as(queries);
 }
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
+
+using tiles::kTile;
+
+constexpr int64_t kBlock = kSightBlock;  // cache rows of a step: what one row of a tile holds in bfloat16
+constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kSmallest = 1024;      // cache rows times tiles of queries that are worth another thread, some 10 µs
+
+// Tasks of a text and KV head.
+int64_t groups_of(int64_t rows) {
+  return (rows + 2 * kTile - 1) / (2 * kTile);
+}
+
+int64_t blocks_of(int64_t span) {
+  return (span + kBlock - 1) / kBlock;
+}
+
+#ifdef MOASERVE_TILES
 
 using tiles::first_words;
-using tiles::kTile;
 using tiles::kTileBytes;
 using tiles::kTileFloats;
 using tiles::multiply;
 using tiles::Operand;
 using tiles::transpose;
 
-constexpr int64_t kBlock = kSightBlock;  // cache rows of a step: what one row of a tile holds in bfloat16
 constexpr int64_t kChunk = 4;            // blocks whose scores are kept at a time, so that they stay in the first-level cache
 constexpr int64_t kAhead = 2;            // blocks that are fetched before they are read
 constexpr int64_t kFew = 4;              // rows of which four cache rows' scores fit one vector
-constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kSmallest = 1024;      // cache rows times tiles of queries that are worth another thread, some 10 µs
 
 // A text's and KV head's values, interleaved by pairs: those of one chunk, or, where several tasks read them, of all blocks.
 class Values {
@@ -83,7 +96,7 @@ class Values {
   const char* at(int64_t place) const { return packed_.data() + place * columns_ * kTileBytes; }
 
   // Interleaves up to 32 rows, one every `row` numbers, to `place`; rows behind the last are 0.
-  AMX void pack(int64_t place, const at::BFloat16* values, int64_t row, int64_t count) {
+  SIMD void pack(int64_t place, const at::BFloat16* values, int64_t row, int64_t count) {
     if (shared_ && done_[place]) return;
     if (shared_) done_[place] = true;
     tiles::interleave(values, row, count, columns_, packed_.data() + place * columns_ * kTileBytes);
@@ -122,7 +135,7 @@ class Task {
         values_(values) {}
 
   // Writes the rows' attended values to `out`, in the layout of the queries.
-  AMX void run(at::BFloat16* out) {
+  SIMD void run(at::BFloat16* out) {
     pack_queries();
     maximum_[0] = maximum_[1] = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     sum_[0] = sum_[1] = _mm512_setzero_ps();
@@ -150,7 +163,7 @@ class Task {
     return kv_row % kBlock == 0 && past_line % kTile == 0 && past_line <= in_row ? past_line : 0;
   }
 
-  AMX void pack_queries() {
+  SIMD void pack_queries() {
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       const int64_t count = std::min(kTile, rows_ - tile * kTile);
       for (int64_t step = 0; step < steps_; ++step) {
@@ -182,7 +195,7 @@ class Task {
   }
 
   // Scores of a block and, interleaved, its values.
-  AMX void score(int64_t start, uint8_t seen) {
+  SIMD void score(int64_t start, uint8_t seen) {
     const at::BFloat16* keys = keys_ + start * kv_row_ - lead_;
     const at::BFloat16* values = keys_ + start * kv_row_ + values_offset_;
     int64_t stride = kv_row_;
@@ -218,7 +231,7 @@ class Task {
   }
 
   // The mask is in units of the softmax's exponent, scores are not yet.
-  AMX void add_mask(int64_t start, float* scores) const {
+  SIMD void add_mask(int64_t start, float* scores) const {
     const __mmask32 within = first_words(span_ - start);
     const __m512i hidden = _mm512_set1_epi16(static_cast<int16_t>(kHidden));
     const __m512 scale = _mm512_set1_ps(1.4426950408889634f / to_exponent_);
@@ -241,7 +254,7 @@ class Task {
   }
 
   // Turns the scores that are held into probabilities, and adds their products with the values.
-  AMX void finish_chunk() {
+  SIMD void finish_chunk() {
     const __m512 scale = _mm512_set1_ps(to_exponent_);
     const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     for (int64_t tile = 0; tile < tiles_; ++tile) {
@@ -249,7 +262,7 @@ class Task {
       // A row that has seen nothing so far has no maximum; 0 in its place makes all its probabilities 0.
       const __mmask16 sees = _mm512_cmp_ps_mask(maximum, none, _CMP_NEQ_OQ);
       const __m512 shift = _mm512_maskz_mul_ps(sees, maximum, scale);
-      if (started_) rescale(tile, tiles::power_of_two(_mm512_fmsub_ps(maximum_[tile], scale, shift)));
+      if (started_) rescale(tile, wide::power_of_two(_mm512_fmsub_ps(maximum_[tile], scale, shift)));
       maximum_[tile] = maximum;
       __m512 sums[2] = {sum_[tile], _mm512_setzero_ps()};
       for (int64_t block = 0; block < held_; ++block) {
@@ -279,23 +292,22 @@ class Task {
   }
 
   // Two tiles of scores become one of probabilities in bfloat16, a query a row, in the place of the first.
-  AMX static void probabilities(float* first, const float* second, __m512 scale, __m512 shift, __m512* sums) {
-    const __m512i order = tiles::pairs_order();
+  SIMD static void probabilities(float* first, const float* second, __m512 scale, __m512 shift, __m512* sums) {
     __m512i r[16];
     for (int pair = 0; pair < 16; ++pair) {
       const float* from = (pair < 8 ? first : second) + (pair % 8) * 32;
-      const __m512 even = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from), scale, shift));
-      const __m512 odd = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from + 16), scale, shift));
+      const __m512 even = wide::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from), scale, shift));
+      const __m512 odd = wide::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from + 16), scale, shift));
       sums[0] = _mm512_add_ps(sums[0], even);
       sums[1] = _mm512_add_ps(sums[1], odd);
-      r[pair] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+      r[pair] = wide::paired(wide::narrowed(even, odd));
     }
     transpose(r);
     for (int i = 0; i < 16; ++i) _mm512_store_si512(first + 16 * i, r[i]);
   }
 
   // The same of one tile's first four queries, by vectors of four cache rows; the other queries' probabilities are left undefined.
-  AMX static void few_probabilities(float* scores, __m512 scale, __m512 shift, __m512* sums) {
+  SIMD static void few_probabilities(float* scores, __m512 scale, __m512 shift, __m512* sums) {
     alignas(64) static constexpr auto kOrder = [] {  // from [cache row, query] to [query, cache row], eight rows in two halves
       std::array<uint16_t, 32> order{};
       for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i % 8 * 4 + i / 8);
@@ -313,7 +325,7 @@ class Task {
         four = _mm512_insertf32x4(four, _mm_load_ps(from + 16), 1);
         four = _mm512_insertf32x4(four, _mm_load_ps(from + 32), 2);
         four = _mm512_insertf32x4(four, _mm_load_ps(from + 48), 3);
-        halves[half] = tiles::power_of_two(_mm512_fmsub_ps(four, scale, shifts));
+        halves[half] = wide::power_of_two(_mm512_fmsub_ps(four, scale, shifts));
         total = _mm512_add_ps(total, halves[half]);
       }
       r[eight] = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(halves[1], halves[0]));
@@ -328,7 +340,7 @@ class Task {
     _mm512_store_si512(scores + 48, _mm512_shuffle_i32x4(b, d, 0xDD));
   }
 
-  AMX void rescale(int64_t tile, __m512 factor) {
+  SIMD void rescale(int64_t tile, __m512 factor) {
     if (_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) == 0) return;
     sum_[tile] = _mm512_mul_ps(sum_[tile], factor);
     alignas(64) float factors[16];
@@ -347,7 +359,7 @@ class Task {
     return out_ + (pair * tiles_ + tile * width + column % 2) * kTileFloats;
   }
 
-  AMX void write(at::BFloat16* out) {
+  SIMD void write(at::BFloat16* out) {
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       alignas(64) float factors[16];
       const __mmask16 sees = _mm512_cmp_ps_mask(sum_[tile], _mm512_setzero_ps(), _CMP_NEQ_UQ);
@@ -383,29 +395,6 @@ class Task {
   alignas(64) uint16_t last_keys_[kBlock * (kMaxHeadDim + kBlock)];
 };
 
-// Tasks of a text and KV head.
-int64_t groups_of(int64_t rows) {
-  return (rows + 2 * kTile - 1) / (2 * kTile);
-}
-
-int64_t blocks_of(int64_t span) {
-  return (span + kBlock - 1) / kBlock;
-}
-
-// What `rows` of a mask, one every `mask_row` numbers, see of a block of cache rows, of which `count` are within the span.
-AMX Seen what_is_seen(const at::BFloat16* row, int64_t mask_row, int64_t rows, int64_t count) {
-  const __mmask32 within = first_words(count);
-  const __m512i hidden = _mm512_set1_epi16(static_cast<int16_t>(kHidden));
-  __m512i any = _mm512_setzero_si512(), differs = _mm512_setzero_si512();
-  for (int64_t i = 0; i < rows; ++i, row += mask_row) {
-    const __m512i values = _mm512_mask_loadu_epi16(hidden, within, row);
-    any = _mm512_or_si512(any, values);
-    differs = _mm512_ternarylogic_epi64(differs, values, hidden, 0xF6);  // differs | (values ^ hidden)
-  }
-  if (_mm512_test_epi32_mask(differs, differs) == 0) return Seen::kNothing;
-  return _mm512_test_epi32_mask(any, any) == 0 ? Seen::kAll : Seen::kSome;
-}
-
 void by_tiles(
     const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s, const Sight& sight, at::Tensor& out) {
   const auto* queries_data = queries.const_data_ptr<at::BFloat16>();
@@ -431,6 +420,21 @@ void by_tiles(
     }
     tiles::release();
   });
+}
+
+#endif
+
+// What `rows` of a mask, one every `mask_row` numbers, see of a block of cache rows, of which `count` are within the span.
+SIMD Seen what_is_seen(const at::BFloat16* row, int64_t mask_row, int64_t rows, int64_t count) {
+  const wide::Words hidden = wide::all_words(kHidden);
+  wide::Words any = wide::no_words(), differs = wide::no_words();
+  for (int64_t i = 0; i < rows; ++i, row += mask_row) {
+    const wide::Words values = wide::load_words(count, row, kHidden);
+    any = wide::either(any, values);
+    differs = wide::either(differs, wide::differing(values, hidden));
+  }
+  if (wide::is_zero(differs)) return Seen::kNothing;
+  return wide::is_zero(any) ? Seen::kAll : Seen::kSome;
 }
 
 constexpr int64_t kUnit = 128;  // rows of queries that one thread takes at a time
@@ -474,7 +478,7 @@ bool suits_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tens
 
 Sight sight_of(const at::Tensor& mask) {
   Sight sight;
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
   if (!tiles::available() || !is_dense(mask)) return sight;
   const int64_t batch = mask.size(0), rows = mask.size(2), span = mask.size(3), groups = groups_of(rows), blocks = blocks_of(span);
   sight.reserve(batch * groups * blocks);
@@ -494,10 +498,16 @@ at::Tensor cached_attention(
     const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, int64_t kv_heads, const Sight& sight,
     int64_t asked) {
   const Shape shape = checked(queries, kv, mask, kv_heads, asked > 0 ? asked : kv_heads);
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
   if (suits_tiles(queries, kv, mask, shape)) {
     at::Tensor out = at::empty_like(queries);
-    tiles::by_tiles() ? by_tiles(queries, kv, mask, shape, sight, out) : by_vectors(queries, kv, mask, shape, sight, out);
+#ifdef MOASERVE_TILES
+    if (tiles::by_tiles()) {
+      by_tiles(queries, kv, mask, shape, sight, out);
+      return out;
+    }
+#endif
+    by_vectors(queries, kv, mask, shape, sight, out);
     return out;
   }
 #endif

@@ -36,7 +36,7 @@ Shape checked(const at::Tensor& queries, const at::Tensor& kv) {
   return shape;
 }
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_TILES
 
 using tiles::kTile;
 using tiles::kTileBytes;
@@ -73,7 +73,7 @@ struct Layout {
 
 // Rows as the left factor of a product over the head's numbers, or as the right one, 16 rows a tile; those behind the last are 0.
 template <bool right>
-AMX void pack_steps(Rows<const at::BFloat16> x, const Layout& layout, Bytes& to) {
+SIMD void pack_steps(Rows<const at::BFloat16> x, const Layout& layout, Bytes& to) {
   to.resize(layout.stepped());
   char* tile = to.data();
   for (int64_t first = 0; first < layout.blocks * kBlock; first += kTile) {
@@ -92,9 +92,8 @@ AMX void pack_steps(Rows<const at::BFloat16> x, const Layout& layout, Bytes& to)
 
 // Rows as the right factor of a product over themselves, or, turned, as the left one: 32 rows and 16 of the head's numbers a tile.
 template <bool left>
-AMX void pack_pairs(Rows<const at::BFloat16> x, const Layout& layout, Bytes& to) {
+SIMD void pack_pairs(Rows<const at::BFloat16> x, const Layout& layout, Bytes& to) {
   to.resize(layout.paired());
-  const __m512i order = tiles::pairs_order();
   char* tile = to.data();
   for (int64_t first = 0; first < layout.blocks * kBlock; first += kBlock) {
     for (int64_t column = 0; column < layout.columns; ++column, tile += kTileBytes) {
@@ -105,7 +104,7 @@ AMX void pack_pairs(Rows<const at::BFloat16> x, const Layout& layout, Bytes& to)
         const auto* below = reinterpret_cast<const __m256i*>(x.data + (row + 1) * x.row + column * kTile);
         __m512i both = row < layout.length ? _mm512_zextsi256_si512(_mm256_loadu_si256(from)) : _mm512_setzero_si512();
         if (row + 1 < layout.length) both = _mm512_inserti64x4(both, _mm256_loadu_si256(below), 1);
-        r[i] = _mm512_permutexvar_epi16(order, both);
+        r[i] = wide::paired(both);
       }
       if constexpr (left) tiles::transpose(r);
       for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, r[i]);
@@ -114,7 +113,7 @@ AMX void pack_pairs(Rows<const at::BFloat16> x, const Layout& layout, Bytes& to)
 }
 
 // A block's scores [32 keys][32 queries], a tile for 16 by 16; keys behind their query get -inf where the block is on the diagonal.
-AMX void score(const Bytes& keys, const Bytes& queries, const Layout& layout, int64_t key_block, int64_t query_block, float* out) {
+SIMD void score(const Bytes& keys, const Bytes& queries, const Layout& layout, int64_t key_block, int64_t query_block, float* out) {
   const int64_t block = 2 * layout.steps * kTileBytes;
   const Operand a{keys.data() + key_block * block, 64, layout.steps * kTileBytes, kTileBytes};
   const Operand b{queries.data() + query_block * block, 64, layout.steps * kTileBytes, kTileBytes};
@@ -131,7 +130,7 @@ AMX void score(const Bytes& keys, const Bytes& queries, const Layout& layout, in
 }
 
 // Products of `columns` left tiles of a block, over `steps` blocks, with the pairs of two tiles of queries: out [column][2].
-AMX void multiply_columns(const char* left, const char* pairs, const Layout& layout, int64_t steps, float* out, bool add) {
+SIMD void multiply_columns(const char* left, const char* pairs, const Layout& layout, int64_t steps, float* out, bool add) {
   const int64_t row_of_left = layout.columns * kTileBytes;
   const Operand b{pairs, 64, kTileBytes, 2 * kTileBytes};
   for (int64_t column = 0; column < layout.columns; column += 2, out += 4 * kTileFloats) {
@@ -145,7 +144,7 @@ AMX void multiply_columns(const char* left, const char* pairs, const Layout& lay
 }
 
 // Writes what `multiply_columns` leaves, times a factor for each query, as the block's rows.
-AMX void write_turned(const float* sums, const __m512* factors, const Layout& layout, int64_t block, Rows<at::BFloat16> to) {
+SIMD void write_turned(const float* sums, const __m512* factors, const Layout& layout, int64_t block, Rows<at::BFloat16> to) {
   for (int64_t column = 0; column < layout.columns; ++column) {
     for (int64_t tile = 0; tile < 2; ++tile, sums += kTileFloats) {
       __m512i r[16];
@@ -173,7 +172,7 @@ class Forward {
   }
 
   // `logsum` [length]: the logarithm, to the base of 2, of what each query's exponentials add up to.
-  AMX void run(Rows<const at::BFloat16> queries, Rows<at::BFloat16> out, float* logsum) {
+  SIMD void run(Rows<const at::BFloat16> queries, Rows<at::BFloat16> out, float* logsum) {
     pack_steps<true>(queries, layout_, queries_);
     for (int64_t block = 0; block < layout_.blocks; ++block) {
       for (int64_t key = 0; key <= block; ++key) score(keys_, queries_, layout_, key, block, scores_.data() + key * 4 * kTileFloats);
@@ -186,7 +185,7 @@ class Forward {
 
  private:
   // Turns 16 queries' scores into exponentials and returns one over their sums.
-  AMX __m512 softmax(int64_t block, int64_t tile, float* logsum) {
+  SIMD __m512 softmax(int64_t block, int64_t tile, float* logsum) {
     const __m512 scale = _mm512_set1_ps(scale_);
     const __m512 least = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     __m512 most[2] = {least, least};
@@ -195,17 +194,16 @@ class Forward {
       for (int i = 0; i < 16; ++i) most[i % 2] = _mm512_max_ps(most[i % 2], _mm512_load_ps(of(half) + 16 * i));
     }
     const __m512 shift = _mm512_mul_ps(_mm512_max_ps(most[0], most[1]), scale);
-    const __m512i order = tiles::pairs_order();
-    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+      __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (int64_t half = 0; half < 2 * (block + 1); ++half) {
       char* to = probabilities_.data() + (half / 2 * 2 + tile) * kTileBytes + half % 2 * kTileBytes / 2;
       for (int pair = 0; pair < 8; ++pair) {
         const float* from = of(half) + 32 * pair;
-        const __m512 even = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from), scale, shift));
-        const __m512 odd = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from + 16), scale, shift));
+        const __m512 even = wide::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from), scale, shift));
+        const __m512 odd = wide::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(from + 16), scale, shift));
         sums[0] = _mm512_add_ps(sums[0], even);
         sums[1] = _mm512_add_ps(sums[1], odd);
-        _mm512_store_si512(to + 64 * pair, _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(odd, even)));
+        _mm512_store_si512(to + 64 * pair, wide::paired(wide::narrowed(even, odd)));
       }
     }
     const __m512 sum = _mm512_add_ps(sums[0], sums[1]);
@@ -237,7 +235,7 @@ class Backward {
   }
 
   // Adds one query head's part to the gradients of keys and values, and writes that of its queries.
-  AMX void run(
+  SIMD void run(
       Rows<const at::BFloat16> queries, Rows<const at::BFloat16> out, Rows<const at::BFloat16> grad, const float* logsum,
       Rows<at::BFloat16> grad_queries) {
     pack_steps<true>(queries, layout_, queries_);
@@ -248,7 +246,7 @@ class Backward {
     for (int64_t row = 0; row < layout_.length; ++row) {
       __m512 sum = _mm512_setzero_ps();
       for (int64_t i = 0; i < layout_.head_dim; i += kTile) {
-        sum = _mm512_fmadd_ps(tiles::widened(out.data + row * out.row + i), tiles::widened(grad.data + row * grad.row + i), sum);
+        sum = _mm512_fmadd_ps(wide::load_widened(out.data + row * out.row + i), wide::load_widened(grad.data + row * grad.row + i), sum);
       }
       pull_[row] = _mm512_reduce_add_ps(sum);
     }
@@ -268,22 +266,21 @@ class Backward {
     }
   }
 
-  AMX void write(Rows<at::BFloat16> keys, Rows<at::BFloat16> values) const {
+  SIMD void write(Rows<at::BFloat16> keys, Rows<at::BFloat16> values) const {
     write_rows(grad_keys_, factor_, keys);
     write_rows(grad_values_, 1.0f, values);
   }
 
  private:
   // A block's probabilities and the gradients of its scores, and what these add to the queries' gradients.
-  AMX void block(int64_t key, int64_t query, int64_t held) {
+  SIMD void block(int64_t key, int64_t query, int64_t held) {
     score(keys_, queries_, layout_, key, query, scores_);
     const int64_t size = 2 * layout_.steps * kTileBytes;
     const Operand a{values_.data() + key * size, 64, layout_.steps * kTileBytes, kTileBytes};
     const Operand b{grad_.data() + query * size, 64, layout_.steps * kTileBytes, kTileBytes};
     tiles::multiply<2, 2>(a, kBlock, b, layout_.steps, grad_probabilities_, false);
     const __m512 scale = _mm512_set1_ps(scale_);
-    const __m512i order = tiles::pairs_order();
-    __m512 logsum[2], pull[2];
+      __m512 logsum[2], pull[2];
     for (int tile = 0; tile < 2; ++tile) {
       logsum[tile] = _mm512_load_ps(logsum_.data() + query * kBlock + tile * kTile);
       pull[tile] = _mm512_load_ps(pull_.data() + query * kBlock + tile * kTile);
@@ -296,7 +293,7 @@ class Backward {
 #pragma GCC unroll 2
         for (int tile = 0; tile < 2; ++tile) {
           const int64_t at = in_tile + tile * kTileFloats + odd * kTile;
-          p[odd][tile] = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores_ + at), scale, logsum[tile]));
+          p[odd][tile] = wide::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores_ + at), scale, logsum[tile]));
           s[odd][tile] = _mm512_mul_ps(p[odd][tile], _mm512_sub_ps(_mm512_load_ps(grad_probabilities_ + at), pull[tile]));
         }
         _mm512_store_si512(probabilities_ + left + odd * 64, (__m512i)_mm512_cvtne2ps_pbh(p[odd][1], p[odd][0]));
@@ -305,7 +302,7 @@ class Backward {
 #pragma GCC unroll 2
       for (int tile = 0; tile < 2; ++tile) {
         const auto both = (__m512i)_mm512_cvtne2ps_pbh(s[1][tile], s[0][tile]);
-        _mm512_store_si512(grad_paired_scores_ + tile * kTileBytes + pair * 64, _mm512_permutexvar_epi16(order, both));
+        _mm512_store_si512(grad_paired_scores_ + tile * kTileBytes + pair * 64, wide::paired(both));
       }
     }
     float* out = grad_queries_.data() + query * layout_.columns * 2 * kTileFloats;
@@ -313,7 +310,7 @@ class Backward {
   }
 
   // Products of a chunk's blocks, a row of tiles for 16 keys, with the queries' rows.
-  AMX void multiply_rows(const char* left, const Bytes& right, int64_t key, int64_t first, int64_t count, Floats& sums, bool add) const {
+  SIMD void multiply_rows(const char* left, const Bytes& right, int64_t key, int64_t first, int64_t count, Floats& sums, bool add) const {
     const Operand a{left, 64, kTileBytes, 2 * kTileBytes};
     float* out = sums.data() + key * layout_.columns * 2 * kTileFloats;
     for (int64_t column = 0; column < layout_.columns; column += 2, out += 4 * kTileFloats) {
@@ -326,7 +323,7 @@ class Backward {
     }
   }
 
-  AMX void write_rows(const Floats& sums, float factor, Rows<at::BFloat16> to) const {
+  SIMD void write_rows(const Floats& sums, float factor, Rows<at::BFloat16> to) const {
     for (int64_t row = 0; row < layout_.length; ++row) {
       const float* block = sums.data() + row / kBlock * layout_.columns * 2 * kTileFloats;
       for (int64_t column = 0; column < layout_.columns; ++column) {
@@ -372,7 +369,7 @@ void each_kv_head(const Shape& s, const Work& work) {
 
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& queries, const at::Tensor& kv) {
   const Shape s = checked(queries, kv);
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_TILES
   TORCH_CHECK(tiles::available(), "causal_attention: this CPU has no AVX512-BF16");
   at::Tensor out = at::empty(queries.sizes(), queries.options());
   at::Tensor logsum = at::empty({s.batch, s.heads, s.length}, queries.options().dtype(at::kFloat));
@@ -399,7 +396,7 @@ std::tuple<at::Tensor, at::Tensor> backward(
       grad.sizes() == queries.sizes() && grad.scalar_type() == at::kBFloat16 && out.sizes() == queries.sizes() && out.is_contiguous() &&
           logsum.is_contiguous(),
       "causal_attention: gradients do not belong to the queries");
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_TILES
   const at::Tensor dense = grad.contiguous();
   at::Tensor grad_queries = at::empty(queries.sizes(), queries.options()), grad_kv = at::empty(kv.sizes(), kv.options());
   const Heads<const at::BFloat16> rows(queries.const_data_ptr<at::BFloat16>(), s, s.heads);

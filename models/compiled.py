@@ -30,7 +30,7 @@ from models.graph_runner import machine
 from models.kv_cache import KVWindow
 from models.layers import Linear, RMSNorm, RotaryTable
 from models.llama import Llama
-from models.tiles import has_tiles
+from models.tiles import has_tiles, instructions
 
 logger = logging.getLogger("moaserve.engine")
 
@@ -90,7 +90,7 @@ def fingerprint(graph: Graph) -> str:
     """Identifies what a graph computes: our code, its weights, PyTorch, the CPU and the threads it is tuned for."""
     digest = hashlib.sha256()
     shapes = [tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(graph.examples)]
-    place = (machine(), f"tiles {has_tiles()}", str(torch.get_num_threads()))
+    place = (machine(), f"operators {instructions()}", str(torch.get_num_threads()))
     for part in (*place, graph.name, graph.settings, str(shapes), *_constants(graph.module)):
         digest.update(part.encode())
     digest_weights(graph.module, digest)

@@ -14,7 +14,7 @@
 
 namespace {
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
 
 using at::BFloat16;
 using tiles::kTile;
@@ -30,7 +30,7 @@ class AmongLayers {
     std::fill_n(keys_.data(), size * vectors_ * kTile, 0.0f);
   }
 
-  AMX void key(int64_t layer, const BFloat16* key, const BFloat16* value) {
+  SIMD void key(int64_t layer, const BFloat16* key, const BFloat16* value) {
     for (int64_t i = 0; i < size_; ++i) keys_[i * vectors_ * kTile + layer] = static_cast<float>(key[i]);
     tiles::embed(value, size_, values_.data() + layer * kMaxHead);
   }
@@ -46,51 +46,51 @@ class AmongLayers {
   static constexpr int kAtOnce = 4;  // queries: one's sums would make each addition wait for the one before
 
   template <int count>
-  AMX void attend(const BFloat16* from, int64_t row, BFloat16* out, int64_t out_row) const {
+  SIMD void attend(const BFloat16* from, int64_t row, BFloat16* out, int64_t out_row) const {
     constexpr int kMost = kMaxLayers / kTile;
-    __m512 scores[count][kMost];
-    for (int q = 0; q < count; ++q) std::fill_n(scores[q], kMost, _mm512_setzero_ps());
+    wide::Floats scores[count][kMost];
+    for (int q = 0; q < count; ++q) std::fill_n(scores[q], kMost, wide::zero());
     for (int64_t v = 0; v < vectors_; ++v) {
-      __m512 sums[count];
-      for (int q = 0; q < count; ++q) sums[q] = _mm512_setzero_ps();
+      wide::Floats sums[count];
+      for (int q = 0; q < count; ++q) sums[q] = wide::zero();
       for (int64_t i = 0; i < size_; ++i) {
-        const __m512 key = _mm512_loadu_ps(keys_.data() + (i * vectors_ + v) * kTile);
+        const wide::Floats key = wide::load(keys_.data() + (i * vectors_ + v) * kTile);
 #pragma GCC unroll 4
         for (int q = 0; q < count; ++q) {
-          sums[q] = _mm512_fmadd_ps(_mm512_set1_ps(static_cast<float>(from[q * row + i])), key, sums[q]);
+          sums[q] = wide::fma(wide::all(static_cast<float>(from[q * row + i])), key, sums[q]);
         }
       }
       for (int q = 0; q < count; ++q) scores[q][v] = sums[q];
     }
     alignas(64) float weights[count][kMaxLayers];
-    __m512 shares[count];
-    const __m512 scale = _mm512_set1_ps(1.4426950408889634f / std::sqrt(static_cast<float>(size_)));
-    const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    wide::Floats shares[count];
+    const wide::Floats scale = wide::all(1.4426950408889634f / std::sqrt(static_cast<float>(size_)));
+    const wide::Floats hidden = wide::all(-std::numeric_limits<float>::infinity());
     for (int q = 0; q < count; ++q) {
-      __m512 most = hidden;
+      wide::Floats most = hidden;
       for (int64_t v = 0; v < vectors_; ++v) {
-        scores[q][v] = _mm512_mask_mul_ps(hidden, tiles::first(layers_ - v * kTile), scores[q][v], scale);
-        most = _mm512_max_ps(most, scores[q][v]);
+        scores[q][v] = wide::select(wide::first(layers_ - v * kTile), scores[q][v] * scale, hidden);
+        most = wide::max(most, scores[q][v]);
       }
-      most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-      __m512 sum = _mm512_setzero_ps();
+      most = wide::all(wide::largest(most));
+      wide::Floats sum = wide::zero();
       for (int64_t v = 0; v < vectors_; ++v) {
-        const __m512 weight = tiles::power_of_two(_mm512_sub_ps(scores[q][v], most));
-        sum = _mm512_add_ps(sum, weight);
-        _mm512_store_ps(weights[q] + v * kTile, weight);
+        const wide::Floats weight = wide::power_of_two(scores[q][v] - most);
+        sum = sum + weight;
+        wide::store(weights[q] + v * kTile, weight);
       }
-      shares[q] = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
+      shares[q] = wide::all(1.0f / wide::sum(sum));
     }
     for (int64_t i = 0; i < size_; i += kTile) {
-      __m512 mixed[count];
-      for (int q = 0; q < count; ++q) mixed[q] = _mm512_setzero_ps();
+      wide::Floats mixed[count];
+      for (int q = 0; q < count; ++q) mixed[q] = wide::zero();
       for (int64_t layer = 0; layer < layers_; ++layer) {
-        const __m512 value = _mm512_loadu_ps(values_.data() + layer * kMaxHead + i);
+        const wide::Floats value = wide::load(values_.data() + layer * kMaxHead + i);
 #pragma GCC unroll 4
-        for (int q = 0; q < count; ++q) mixed[q] = _mm512_fmadd_ps(_mm512_set1_ps(weights[q][layer]), value, mixed[q]);
+        for (int q = 0; q < count; ++q) mixed[q] = wide::fma(wide::all(weights[q][layer]), value, mixed[q]);
       }
       for (int q = 0; q < count; ++q) {
-        tiles::narrow(tiles::first(size_ - i), out + q * out_row + i, _mm512_mul_ps(mixed[q], shares[q]));
+        wide::narrow(wide::first(size_ - i), out + q * out_row + i, mixed[q] * shares[q]);
       }
     }
   }
@@ -297,12 +297,12 @@ struct DrafterMemory : torch::CustomClassHolder {
   }
 
   // A token's mean over its layers [L, E_kv].
-  AMX void mean(const float* layers, BFloat16* out) const {
-    const __m512 share = _mm512_set1_ps(1.0f / static_cast<float>(layers_));
+  SIMD void mean(const float* layers, BFloat16* out) const {
+    const wide::Floats share = wide::all(1.0f / static_cast<float>(layers_));
     for (int64_t i = 0; i < layer_size_; i += kTile) {
-      __m512 sum = _mm512_setzero_ps();
-      for (int64_t layer = 0; layer < layers_; ++layer) sum = _mm512_add_ps(sum, _mm512_loadu_ps(layers + layer * layer_size_ + i));
-      tiles::narrow(tiles::first(layer_size_ - i), out + i, _mm512_mul_ps(sum, share));
+      wide::Floats sum = wide::zero();
+      for (int64_t layer = 0; layer < layers_; ++layer) sum = sum + wide::load(layers + layer * layer_size_ + i);
+      wide::narrow(wide::first(layer_size_ - i), out + i, sum * share);
     }
   }
 

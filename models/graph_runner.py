@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.llama import CompiledGraph
+from models.tiles import instructions
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
@@ -45,7 +46,8 @@ def _cpu_flags() -> str:
 
 def runner_fingerprint() -> str:
     """Identifies the library that ``build_runner`` makes: its sources, PyTorch and the CPU."""
-    return hashlib.sha256(machine().encode() + b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))).hexdigest()[:24]
+    place = f"{machine()} {instructions()}".encode()
+    return hashlib.sha256(place + b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))).hexdigest()[:24]
 
 
 def runner_path(cache: Path) -> Path:
@@ -63,7 +65,8 @@ def build_runner(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         together = Path(folder) / "together.cpp"
-        together.write_text("".join(f'#include "{source}"\n' for source in SOURCES))
+        chosen = "#define MOASERVE_AVX2 1\n" if instructions() == "AVX2" else ""
+        together.write_text(chosen + "".join(f'#include "{source}"\n' for source in SOURCES))
         builder = CppBuilder("runner", [str(together)], CppTorchOptions(), folder)
         builder.build()
         Path(builder.get_target_file_path()).replace(path)

@@ -13,7 +13,7 @@
 
 namespace {
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
 
 constexpr int64_t kHead = 32;  // most probable tokens among which top-p mostly ends
 constexpr int64_t kMore = 8;   // times as many are looked at next
@@ -36,60 +36,65 @@ struct Winner {
 };
 
 // The largest of a row, not counting what is no number.
-AMX float largest_of(const float* row, int64_t size) {
-  __m512 most = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  for (int64_t i = 0; i < size; i += tiles::kTile) most = _mm512_max_ps(_mm512_loadu_ps(row + i), most);
-  return _mm512_reduce_max_ps(most);
+SIMD float largest_of(const float* row, int64_t size) {
+  wide::Floats most = wide::all(-std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < size; i += tiles::kTile) most = wide::max(wide::load(row + i), most);
+  return wide::largest(most);
 }
 
-// 1 - u of the uniform numbers u that tokens' noise is made of, 16 of them in float32; `states` of the first and the last eight.
-AMX __m512 complements(const __m512i* states) {
+// 1 - u of the uniform numbers u that tokens' noise is made of, 16 of them in float32, from the first one's state on.
+#ifdef MOASERVE_TILES
+SIMD wide::Floats complements(uint64_t state) {
+  alignas(64) static constexpr uint64_t kNext[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+  const __m512i step = _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kStep));
   const __m512i all = _mm512_set1_epi64((int64_t{1} << 53) - 1);
   __m256 halves[2];
   for (int half = 0; half < 2; ++half) {
-    __m512i z = states[half];
+    const __m512i first = _mm512_set1_epi64(static_cast<int64_t>(state + half * 8 * growth::Noise::kStep));
+    __m512i z = _mm512_add_epi64(first, _mm512_mullo_epi64(_mm512_load_si512(kNext), step));
     z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kFirst)));
     z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kSecond)));
     z = _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));
     halves[half] = _mm512_cvtepu64_ps(_mm512_sub_epi64(all, _mm512_srli_epi64(z, 11)));
   }
-  return _mm512_mul_ps(_mm512_insertf32x8(_mm512_castps256_ps512(halves[0]), halves[1], 1), _mm512_set1_ps(0x1p-53f));
+  return _mm512_insertf32x8(_mm512_castps256_ps512(halves[0]), halves[1], 1) * wide::all(0x1p-53f);
 }
+#else
+SIMD wide::Floats complements(uint64_t state) {
+  alignas(64) float each[tiles::kTile];
+  for (int64_t i = 0; i < tiles::kTile; ++i, state += growth::Noise::kStep) {
+    each[i] = static_cast<float>(static_cast<int64_t>(((uint64_t{1} << 53) - 1) - (growth::Noise::mixed(state) >> 11)));
+  }
+  return wide::load(each) * wide::all(0x1p-53f);
+}
+#endif
 
 // Of all tokens. A token's noise is -log(e) with e = -log(u), so that it wins where exp(-score) e is smallest; as e >= 1 - u, nearly all
 // are ruled out without a logarithm.
-AMX int64_t of_all(const float* logits, int64_t size, const Settings& settings, const growth::Noise& noise) {
+SIMD int64_t of_all(const float* logits, int64_t size, const Settings& settings, const growth::Noise& noise) {
   const float most = largest_of(logits, size) / settings.temperature;
   if (!(most > -std::numeric_limits<float>::infinity())) return 0;  // nothing is allowed, or nothing is a number
   const float least = settings.min_p > 0.0f ? most + std::log(settings.min_p) : -std::numeric_limits<float>::infinity();
   constexpr float kMargin = 1.001f;  // more than all that is rounded on the way
   Winner winner;
   float bound = std::numeric_limits<float>::infinity();
-  const __m512 temperature = _mm512_set1_ps(settings.temperature), top = _mm512_set1_ps(most), floor = _mm512_set1_ps(least);
-  const __m512i step = _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kStep * 16));
-  __m512i states[2];
-  for (int half = 0; half < 2; ++half) {
-    alignas(64) uint64_t first[8];
-    for (int i = 0; i < 8; ++i) first[i] = noise.state(half * 8 + i);
-    states[half] = _mm512_load_si512(first);
-  }
+  const wide::Floats temperature = wide::all(settings.temperature), top = wide::all(most), floor = wide::all(least);
   for (int64_t i = 0; i < size; i += tiles::kTile) {
-    const __m512 scores = _mm512_div_ps(_mm512_loadu_ps(logits + i), temperature);
-    const __m512 unlikely = tiles::power_of_two(_mm512_mul_ps(_mm512_sub_ps(top, scores), _mm512_set1_ps(growth::kLog2E)));
-    const __m512 at_least = _mm512_mul_ps(complements(states), unlikely);
-    uint32_t which = _mm512_cmp_ps_mask(at_least, _mm512_set1_ps(bound), _CMP_LE_OQ) & _mm512_cmp_ps_mask(scores, floor, _CMP_GE_OQ);
+    const wide::Floats scores = wide::load(logits + i) / temperature;
+    const wide::Floats unlikely = wide::power_of_two((top - scores) * wide::all(growth::kLog2E));
+    const wide::Floats at_least = complements(noise.state(i)) * unlikely;
+    wide::Mask which = wide::at_most(at_least, wide::all(bound)) & wide::at_least(scores, floor);
     for (; which; which &= which - 1) {
       const int64_t token = i + __builtin_ctz(which);
       winner.consider(token, logits[token] / settings.temperature, noise);
       bound = std::exp(most - winner.sum) * kMargin;
     }
-    for (__m512i& state : states) state = _mm512_add_epi64(state, step);
   }
   return winner.token;
 }
 
 // Of the `size` best, cut to the smallest head whose probability reaches top-p.
-AMX int64_t of_head(const float* logits, int64_t vocabulary, const Settings& settings, const growth::Noise& noise) {
+SIMD int64_t of_head(const float* logits, int64_t vocabulary, const Settings& settings, const growth::Noise& noise) {
   const bool limited = settings.top_k > 0 && settings.top_k < vocabulary;
   const int64_t size = limited ? settings.top_k : vocabulary;
   int64_t count = limited ? size : kHead;
@@ -120,7 +125,7 @@ AMX int64_t of_head(const float* logits, int64_t vocabulary, const Settings& set
 // For a row of logits [V] in float32; `stream` and `position` say which noise.
 int64_t sampled_token(
     const at::Tensor& logits, double temperature, int64_t top_k, double top_p, double min_p, int64_t stream, int64_t position) {
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
   TORCH_CHECK(tiles::available(), "sampled_token: this CPU has no AVX512");
   TORCH_CHECK(
       logits.dim() == 1 && logits.numel() > 0 && logits.numel() % (2 * tiles::kTile) == 0 && logits.is_contiguous() &&

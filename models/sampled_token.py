@@ -7,14 +7,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from models.tiles import has_tiles, loaded
+from models.tiles import has_operators, loaded
 
 _VECTORS = 32
 
 
 def suits(logits: Tensor) -> bool:
     """Whether it takes this row of logits [V]: the library has been loaded, and the row is whole vectors of float32."""
-    return logits.dtype == torch.float32 and logits.is_cpu and logits.shape[-1] % _VECTORS == 0 and loaded() and has_tiles()
+    return logits.dtype == torch.float32 and logits.is_cpu and logits.shape[-1] % _VECTORS == 0 and loaded() and has_operators()
 
 
 @cache

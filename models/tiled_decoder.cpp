@@ -12,7 +12,7 @@
 
 namespace {
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
 
 using at::BFloat16;
 using tiles::Layer;

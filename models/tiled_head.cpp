@@ -7,15 +7,15 @@
 
 namespace {
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
 
 // The first of a row's largest.
-AMX int64_t first_of_largest(const float* row, int64_t size) {
-  __m512 most = _mm512_loadu_ps(row);
-  for (int64_t i = tiles::kTile; i < size; i += tiles::kTile) most = _mm512_max_ps(most, _mm512_loadu_ps(row + i));
-  const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+SIMD int64_t first_of_largest(const float* row, int64_t size) {
+  wide::Floats most = wide::load(row);
+  for (int64_t i = tiles::kTile; i < size; i += tiles::kTile) most = wide::max(most, wide::load(row + i));
+  const wide::Floats largest = wide::all(wide::largest(most));
   for (int64_t i = 0; i < size; i += tiles::kTile) {
-    const __mmask16 found = _mm512_cmp_ps_mask(_mm512_loadu_ps(row + i), largest, _CMP_EQ_OQ);
+    const wide::Mask found = wide::equal(wide::load(row + i), largest);
     if (found) return i + __builtin_ctz(found);
   }
   return 0;  // where logits are not numbers

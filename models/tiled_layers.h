@@ -11,7 +11,7 @@
 
 #include "tiled_product.h"
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
 
 namespace tiles {
 
@@ -19,50 +19,38 @@ using at::BFloat16;
 
 constexpr int64_t kRowsPerThread = 64;  // of work that takes a microsecond a row
 
-AMX inline __mmask16 first(int64_t count) {
-  return count >= kTile ? static_cast<__mmask16>(0xFFFF) : static_cast<__mmask16>((1 << count) - 1);
-}
-
-AMX inline __m512 widen(__mmask16 within, const BFloat16* from) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(within, from)), 16));
-}
-
-AMX inline void narrow(__mmask16 within, BFloat16* to, __m512 values) {
-  _mm256_mask_storeu_epi16(to, within, (__m256i)_mm512_cvtneps_pbh(values));
-}
-
 // x / rms(x) * weight of a row.
-AMX inline void norm(const float* x, const BFloat16* weight, double eps, int64_t size, BFloat16* out) {
-  __m512 squares = _mm512_setzero_ps();
+SIMD inline void norm(const float* x, const BFloat16* weight, double eps, int64_t size, BFloat16* out) {
+  wide::Floats squares = wide::zero();
   for (int64_t i = 0; i < size; i += kTile) {
-    const __m512 values = _mm512_loadu_ps(x + i);
-    squares = _mm512_fmadd_ps(values, values, squares);
+    const wide::Floats values = wide::load(x + i);
+    squares = wide::fma(values, values, squares);
   }
-  const auto mean = static_cast<double>(_mm512_reduce_add_ps(squares)) / static_cast<double>(size);
-  const __m512 scale = _mm512_set1_ps(static_cast<float>(1.0 / std::sqrt(mean + eps)));
+  const auto mean = static_cast<double>(wide::sum(squares)) / static_cast<double>(size);
+  const wide::Floats scale = wide::all(static_cast<float>(1.0 / std::sqrt(mean + eps)));
   for (int64_t i = 0; i < size; i += kTile) {
-    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + i), scale);
-    narrow(first(size - i), out + i, _mm512_mul_ps(scaled, widen(first(size - i), weight + i)));
+    const wide::Floats scaled = wide::load(x + i) * scale;
+    wide::narrow(wide::first(size - i), out + i, scaled * wide::widen(wide::first(size - i), weight + i));
   }
 }
 
 // Halves (a, b) of a head become (a cos - b sin, b cos + a sin).
-AMX inline void rotate(const BFloat16* head, const BFloat16* cos, const BFloat16* sin, int64_t half, BFloat16* out) {
+SIMD inline void rotate(const BFloat16* head, const BFloat16* cos, const BFloat16* sin, int64_t half, BFloat16* out) {
   for (int64_t i = 0; i < half; i += kTile) {
-    const __mmask16 within = first(half - i);
-    const __m512 a = widen(within, head + i), b = widen(within, head + half + i);
-    const __m512 c = widen(within, cos + i), s = widen(within, sin + i);
-    narrow(within, out + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
-    narrow(within, out + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+    const wide::Mask within = wide::first(half - i);
+    const wide::Floats a = wide::widen(within, head + i), b = wide::widen(within, head + half + i);
+    const wide::Floats c = wide::widen(within, cos + i), s = wide::widen(within, sin + i);
+    wide::narrow(within, out + i, wide::fms(a, c, b * s));
+    wide::narrow(within, out + half + i, wide::fma(b, c, a * s));
   }
 }
 
-AMX inline void embed(const BFloat16* embedding, int64_t size, float* out) {
-  for (int64_t i = 0; i < size; i += kTile) _mm512_storeu_ps(out + i, widen(first(size - i), embedding + i));
+SIMD inline void embed(const BFloat16* embedding, int64_t size, float* out) {
+  for (int64_t i = 0; i < size; i += kTile) wide::store(out + i, wide::widen(wide::first(size - i), embedding + i));
 }
 
-AMX inline void narrow_row(const float* from, int64_t size, BFloat16* to) {
-  for (int64_t i = 0; i < size; i += kTile) narrow(first(size - i), to + i, _mm512_loadu_ps(from + i));
+SIMD inline void narrow_row(const float* from, int64_t size, BFloat16* to) {
+  for (int64_t i = 0; i < size; i += kTile) wide::narrow(wide::first(size - i), to + i, wide::load(from + i));
 }
 
 // Adds sums to rows of the stream of residuals.
@@ -70,10 +58,10 @@ struct AddToStream {
   float* x;
   int64_t width;
 
-  AMX inline void operator()(int64_t panel, int64_t row, const float* sums) const {
+  SIMD inline void operator()(int64_t panel, int64_t row, const float* sums) const {
     float* to = x + row * width + panel * kPanel;
-    _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_load_ps(sums)));
-    _mm512_storeu_ps(to + kTile, _mm512_add_ps(_mm512_loadu_ps(to + kTile), _mm512_load_ps(sums + kTile)));
+    wide::store(to, wide::load(to) + wide::load(sums));
+    wide::store(to + kTile, wide::load(to + kTile) + wide::load(sums + kTile));
   }
 };
 
@@ -82,10 +70,10 @@ struct ToFloats {
   float* out;
   int64_t width;
 
-  AMX inline void operator()(int64_t panel, int64_t row, const float* sums) const {
+  SIMD inline void operator()(int64_t panel, int64_t row, const float* sums) const {
     float* to = out + row * width + panel * kPanel;
-    _mm512_storeu_ps(to, _mm512_load_ps(sums));
-    _mm512_storeu_ps(to + kTile, _mm512_load_ps(sums + kTile));
+    wide::store(to, wide::load(sums));
+    wide::store(to + kTile, wide::load(sums + kTile));
   }
 };
 
@@ -94,11 +82,11 @@ struct Gate {
   BFloat16* out;
   int64_t width;
 
-  AMX inline void operator()(int64_t panel, int64_t row, const float* sums) const {
-    const __m512 gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + kTile), one = _mm512_set1_ps(1.0f);
-    const __m512 negative = power_of_two(_mm512_mul_ps(gate, _mm512_set1_ps(-1.4426950408889634f)));
-    const __m512 silu = _mm512_div_ps(gate, _mm512_add_ps(one, negative));
-    narrow(first(kTile), out + row * width + panel * kTile, _mm512_mul_ps(silu, up));
+  SIMD inline void operator()(int64_t panel, int64_t row, const float* sums) const {
+    const wide::Floats gate = wide::load(sums), up = wide::load(sums + kTile), one = wide::all(1.0f);
+    const wide::Floats negative = wide::power_of_two(gate * wide::all(-1.4426950408889634f));
+    const wide::Floats silu = gate / (one + negative);
+    wide::narrow(wide::first(kTile), out + row * width + panel * kTile, silu * up);
   }
 };
 

@@ -9,7 +9,7 @@
 namespace {
 
 at::Tensor tiled_linear(const at::Tensor& x, const at::Tensor& weight) {
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
   TORCH_CHECK(tiles::available(), "tiled_linear: this CPU has no AVX512-BF16");
   TORCH_CHECK(
       x.dim() == 2 && weight.dim() == 6 && weight.is_contiguous() && x.size(1) == weight.size(1) * tiles::kPairs &&

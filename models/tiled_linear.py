@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from models.tiles import LIBRARY, has_tiles
+from models.tiles import LIBRARY, has_operators
 
 PANEL, _INPUTS = 32, 32
 """Outputs of a panel, and inputs of a step: two tiles of 16 outputs, whose rows hold two inputs of each."""
@@ -72,4 +72,4 @@ def suits(weight: Tensor) -> bool:
     """Whether this CPU has what the operator is for, and it takes a weight [out, in] of this type and these sizes."""
     outputs, inputs = weight.shape
     fits = outputs % PANEL == 0 and inputs % _INPUTS == 0
-    return has_tiles() and weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and fits
+    return has_operators() and weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and fits

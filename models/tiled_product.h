@@ -9,10 +9,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "tiles.h"
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
 
 namespace tiles {
 
@@ -45,16 +46,18 @@ struct Unwritten {
   const float* sums = nullptr;
 
   template <class Write>
-  AMX inline void write(const Write& write, int64_t most) {
+  SIMD inline void write(const Write& write, int64_t most) {
     for (const int64_t until = std::min(row + most, end); row < until; ++row, sums += kPanel) write(panel, row, sums);
   }
 };
+
+#ifdef MOASERVE_TILES
 
 // Products of one or two tiles of rows with a panel, in float32: 32 numbers of each row, the second tile's `apart` rows behind the
 // first's. Meanwhile `lines` of weights are fetched each step, from `ahead` on, and other rows of sums are written: fetching, writing,
 // which takes vectors, and products, which take tiles, go on at once.
 template <bool two, class Write>
-AMX inline void multiply(
+SIMD inline void multiply(
     const char* first, const char* second, int64_t row, const char* panel, int64_t steps, const char* ahead, int64_t lines, float* out,
     int64_t apart, Unwritten unwritten, Write write) {
   constexpr int64_t kOutRow = kPanel * sizeof(float);
@@ -90,7 +93,7 @@ AMX inline void multiply(
 
 // Products of all rows with some panels; `write` as that of `product`.
 template <class Write>
-AMX void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int64_t tiles, int64_t height, const Write& write) {
+SIMD void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int64_t tiles, int64_t height, const Write& write) {
   alignas(64) float sums[2][2 * kTile * kPanel];
   // Of the weights ahead, each pair of tiles fetches its share, so that they come as evenly as they can.
   const int64_t pairs = (tiles + 1) / 2, lines = weight.near ? 0 : (kStepBytes / 64 + pairs - 1) / pairs;
@@ -117,33 +120,54 @@ AMX void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int6
   release();
 }
 
-// The same without tiles.
+#endif
+
+// The same without tiles; rows are those of `Left` here.
 template <class Write>
-AMX void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64_t end, const Write& write) {
+SIMD void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64_t end, const Write& write) {
   alignas(64) float sums[kRowsAtOnce * kPanel];
   const int64_t most = rows_at_once(x.count), ahead = weight.near ? 0 : kVectorsAhead * kStepBytes;
   for (int64_t panel = begin; panel < end; ++panel) {
     const Operand right{weight.data + panel * weight.steps * kStepBytes, kRowBytes, kTileBytes, kStepBytes};
     for (int64_t row = 0; row < x.count; row += most) {
       const int64_t count = std::min(most, x.count - row);
-      const Operand left{x.data + row * x.bytes, x.bytes, 0, kRowBytes};
-      multiply_few<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false, row == 0 ? ahead : 0);
+      const Operand left{x.data + row * x.bytes, x.bytes, 0, kPairs * static_cast<int64_t>(sizeof(Left))};
+      multiply_some<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false, row == 0 ? ahead : 0);
       for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums + each * kPanel);
     }
   }
 }
+
+#ifdef MOASERVE_TILES
+
+inline Rows left_of(Rows x, int64_t) { return x; }
+
+#else
+
+// `size` numbers of each row, widened; they last until the thread's next product.
+SIMD inline Rows left_of(Rows x, int64_t size) {
+  static thread_local std::vector<float, Aligned<float>> wide_rows;
+  if (static_cast<int64_t>(wide_rows.size()) < x.count * size) wide_rows.resize(x.count * size);
+  float* to = wide_rows.data();
+  for (int64_t row = 0; row < x.count; ++row) {
+    for (int64_t i = 0; i < size; i += kTile, to += kTile) wide::store(to, wide::load_widened(x.data + row * x.bytes + i * 2));
+  }
+  return {reinterpret_cast<const char*>(wide_rows.data()), size * static_cast<int64_t>(sizeof(float)), x.count};
+}
+
+#endif
 
 // Multiplies all rows with all panels; write(panel, row, sums) is told each row's 32 sums once.
 template <class Write>
 void product(Rows x, Panels weight, const Write& write) {
   const int64_t tiles = (x.count + kTile - 1) / kTile, height = (x.count + tiles - 1) / tiles;
   const int64_t weights = weight.steps * kPairs * kPanel;
+  const Rows left = by_tiles() ? x : left_of(x, weight.steps * kPairs);
   at::parallel_for(0, weight.count, std::max<int64_t>(1, kSmallest / (weights * (1 + tiles / 4))), [&](int64_t begin, int64_t end) {
-    if (by_tiles()) {
-      multiply_panels(x, weight, begin, end, tiles, height, write);
-    } else {
-      multiply_panels_by_vectors(x, weight, begin, end, write);
-    }
+#ifdef MOASERVE_TILES
+    if (by_tiles()) return multiply_panels(x, weight, begin, end, tiles, height, write);
+#endif
+    multiply_panels_by_vectors(left, weight, begin, end, write);
   });
 }
 
@@ -152,9 +176,8 @@ struct ToRows {
   at::BFloat16* out;
   int64_t width;
 
-  AMX inline void operator()(int64_t panel, int64_t row, const float* sums) const {
-    const auto both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kTile), _mm512_load_ps(sums));
-    _mm512_storeu_si512(out + row * width + panel * kPanel, both);
+  SIMD inline void operator()(int64_t panel, int64_t row, const float* sums) const {
+    wide::store(out + row * width + panel * kPanel, wide::narrowed(wide::load(sums), wide::load(sums + kTile)));
   }
 };
 

@@ -1,23 +1,23 @@
-// What the operators share: how the CPU multiplies bfloat16, by tiles (AMX) or by vectors (AVX512-BF16), and how. A tile has up to 16
-// rows of 64 bytes; where there are none, vectors go over the same layouts and add the same products in the same order.
+// What the operators share: how the CPU multiplies bfloat16, by tiles (AMX) or by vectors (AVX512-BF16, or AVX2 in float32), and how. A
+// tile has up to 16 rows of 64 bytes; where there are none, vectors go over the same layouts and add the same products in the same order.
 
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
-#if defined(__x86_64__) && defined(__linux__) && __has_include(<amxbf16intrin.h>)
-#define MOASERVE_AMX 1
-#include <immintrin.h>
+#include "wide.h"
+
+#ifdef MOASERVE_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
-#define AMX __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
+#ifdef MOASERVE_SIMD
 
 namespace tiles {
 
@@ -27,7 +27,9 @@ constexpr int64_t kPairs = 32;     // numbers of a row in bfloat16, which produc
 constexpr int64_t kTileBytes = kTile * kRowBytes;
 constexpr int64_t kTileFloats = kTile * kTile;  // sums in a tile
 
-// Whether the CPU multiplies bfloat16 at all.
+#ifdef MOASERVE_TILES
+
+// Whether the CPU has what this is compiled for.
 inline bool available() {
   static const bool has = [] {
     __builtin_cpu_init();
@@ -53,7 +55,7 @@ inline bool by_tiles() {
 }
 
 // Tiles 0 to 5, sums and left factors, get `rows` rows; 6 and 7, right factors, all 16.
-AMX inline void configure(uint8_t rows = kTile) {
+SIMD inline void configure(uint8_t rows = kTile) {
   if (!by_tiles()) return;
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -68,9 +70,30 @@ AMX inline void configure(uint8_t rows = kTile) {
   _tile_loadconfig(&config);
 }
 
-AMX inline void release() {
+SIMD inline void release() {
   if (by_tiles()) _tile_release();
 }
+
+#else
+
+inline bool available() {
+  static const bool has = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  }();
+  return has;
+}
+
+constexpr bool by_tiles() { return false; }
+
+#endif
+
+// What stands on the left of products by vectors: bfloat16, or the same in float32.
+#ifdef MOASERVE_TILES
+using Left = uint16_t;
+#else
+using Left = float;
+#endif
 
 // A tile-sized operand: where it begins, bytes from row to row, from tile to tile and from step to step.
 struct Operand {
@@ -87,13 +110,15 @@ struct Sums {
 // By vectors: sums over `steps` of P pairs of the products of R rows with C tiles, added to what is there on request. What `b` has
 // `ahead` bytes further on is fetched (0: nothing is), no nearer than to the second-level cache: the first can wait for too few lines at once
 // to keep up with memory, and has no room for them.
+#ifdef MOASERVE_TILES
+
 template <int R, int C, int P>
-AMX inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
-  __m512 sums[R][C];
+SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
+  wide::Floats sums[R][C];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) sums[r][c] = add ? _mm512_loadu_ps(out.data + r * out.row + c * out.tile) : _mm512_setzero_ps();
+    for (int c = 0; c < C; ++c) sums[r][c] = add ? wide::load(out.data + r * out.row + c * out.tile) : wide::zero();
   }
   for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step) {
     for (int64_t pair = 0; pair < P; ++pair) {
@@ -117,20 +142,86 @@ AMX inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, boo
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) _mm512_storeu_ps(out.data + r * out.row + c * out.tile, sums[r][c]);
+    for (int c = 0; c < C; ++c) wide::store(out.data + r * out.row + c * out.tile, sums[r][c]);
   }
 }
 
-constexpr int64_t kSums = 24;               // registers of 32 that hold sums
-constexpr int64_t kRowsAtOnce = kSums / 2;  // whose products with two tiles they are
+constexpr int64_t kSums = 24;        // registers of 32 that hold sums
+constexpr int64_t kRowsAtOnce = 12;  // whose products with two tiles they are
+
+#else
+
+// What stands on the right is widened as it is read: of a pair in bfloat16, each half is the upper bits of a number in float32.
+template <int R, int C, int P>
+SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
+  __m256 sums[R][C][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) {
+      const wide::Floats before = add ? wide::load(out.data + r * out.row + c * out.tile) : wide::zero();
+      sums[r][c][0] = before.low, sums[r][c][1] = before.high;
+    }
+  }
+  for (int64_t step = 0; step < steps; ++step, b.data += b.step, a.data += a.step) {
+    if (ahead) {
+      for (int c = 0; c < C; ++c) {
+        for (int64_t pair = 0; pair < P; ++pair) __builtin_prefetch(b.data + c * b.tile + pair * b.row + ahead, 0, 2);
+      }
+    }
+    const char* left = a.data;
+    const char* right = b.data;
+    for (int64_t pair = 0; pair < P; ++pair, left += 2 * sizeof(Left), right += b.row) {
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) {
+        const __m256i low = wide::load_narrow(right + c * b.tile), high = wide::load_narrow(right + c * b.tile + kRowBytes / 2);
+#pragma GCC unroll 2
+        for (int64_t odd = 0; odd < 2; ++odd) {
+          const __m256 of_low = _mm256_castsi256_ps(odd ? _mm256_and_si256(low, upper) : _mm256_slli_epi32(low, 16));
+          const __m256 of_high = _mm256_castsi256_ps(odd ? _mm256_and_si256(high, upper) : _mm256_slli_epi32(high, 16));
+#pragma GCC unroll 16
+          for (int r = 0; r < R; ++r) {
+            const __m256 one = _mm256_broadcast_ss(reinterpret_cast<const float*>(left + r * a.row) + odd);
+            sums[r][c][0] = _mm256_fmadd_ps(one, of_low, sums[r][c][0]);
+            sums[r][c][1] = _mm256_fmadd_ps(one, of_high, sums[r][c][1]);
+          }
+        }
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) wide::store(out.data + r * out.row + c * out.tile, {sums[r][c][0], sums[r][c][1]});
+  }
+}
+
+constexpr int64_t kSums = 5;        // pairs of registers, of which there are eight, that hold sums
+constexpr int64_t kRowsAtOnce = 5;  // whose products with one tile they are
+
+#endif
 
 // The same of as many rows as there are registers for their sums, at most.
 template <int C, int P = kTile, int R = std::min(kSums / C, kRowsAtOnce)>
-AMX inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead = 0) {
+SIMD inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
   if constexpr (R > 0) {
     if (rows == R) return multiply_rows<R, C, P>(a, b, steps, out, add, ahead);
     multiply_few<C, P, R - 1>(a, rows, b, steps, out, add, ahead);
   }
+}
+
+// The same of `kRowsAtOnce` rows, at most, if need be with some of the tiles after the others.
+template <int C, int P = kTile>
+SIMD inline void multiply_some(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead = 0) {
+  if constexpr (C > 1) {
+    if (rows > kSums / C) {
+      multiply_some<C / 2, P>(a, rows, b, steps, out, add, ahead);
+      b.data += C / 2 * b.tile, out.data += C / 2 * out.tile;
+      return multiply_some<C - C / 2, P>(a, rows, b, steps, out, add, ahead);
+    }
+  }
+  multiply_few<C, P>(a, rows, b, steps, out, add, ahead);
 }
 
 // Rows that are multiplied at once, so that all have about as many.
@@ -141,29 +232,19 @@ inline int64_t rows_at_once(int64_t rows) {
 
 // The same of any number of rows.
 template <int C, int P = kTile>
-AMX inline void multiply_all(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add) {
+SIMD inline void multiply_all(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add) {
   const int64_t most = rows_at_once(rows);
   for (int64_t row = 0; row < rows; row += most, a.data += most * a.row, out.data += most * out.row) {
-    multiply_few<C, P>(a, std::min(most, rows - row), b, steps, out, add);
+    multiply_some<C, P>(a, std::min(most, rows - row), b, steps, out, add);
   }
 }
 
-// 2^x: within 1e-7 of it, 0 for -inf, and inf where that is too much.
-AMX inline __m512 power_of_two(__m512 x) {
-  const __m512 fraction = _mm512_reduce_ps(x, 0x01);  // x - floor(x)
-  __m512 p = _mm512_set1_ps(0.00186713005f);
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.00901703071f));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.0557999127f));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.240164444f));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0.693151295f));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, x);
-}
+#ifdef MOASERVE_TILES
 
 // Sums over `steps` of the products of M tiles, of which the first `rows` rows count, by N tiles; `out` has one tile after the other,
 // M-major, and is added to on request.
 template <int M, int N>
-AMX inline void multiply(Operand a, int64_t rows, Operand b, int64_t steps, float* out, bool add) {
+SIMD inline void multiply(Operand a, int64_t rows, Operand b, int64_t steps, float* out, bool add) {
   if (!by_tiles()) {
     for (int64_t tile = 0; tile * kTile < rows; ++tile) {
       const Operand some{a.data + tile * a.tile, a.row, a.tile, a.step};
@@ -204,7 +285,7 @@ AMX inline void multiply(Operand a, int64_t rows, Operand b, int64_t steps, floa
 }
 
 // 16 by 16 numbers of four bytes, rows for columns.
-AMX inline void transpose(__m512i* r) {
+SIMD inline void transpose(__m512i* r) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -229,51 +310,27 @@ AMX inline void transpose(__m512i* r) {
 }
 
 // A vector's first `count` numbers of two bytes.
-AMX inline __mmask32 first_words(int64_t count) {
+SIMD inline __mmask32 first_words(int64_t count) {
   return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << count) - 1;
 }
 
-// The order that puts the numbers of two rows of 16, one behind the other, into pairs.
-AMX inline __m512i pairs_order() {
-  alignas(64) static constexpr auto kOrder = [] {
-    std::array<uint16_t, 32> order{};
-    for (uint16_t i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + 16 * (i % 2));
-    return order;
-  }();
-  return _mm512_load_si512(kOrder.data());
-}
+#endif
 
 // Up to 32 rows of values, one every `row` numbers, interleaved by pairs, 16 columns after the other: as products read what stands on their
 // right. Rows behind the last are 0.
-AMX inline void interleave(const void* values, int64_t row, int64_t count, int64_t columns, char* to) {
-  const __m512i order = pairs_order();
+SIMD inline void interleave(const void* values, int64_t row, int64_t count, int64_t columns, char* to) {
   const auto* from = static_cast<const uint16_t*>(values);
   for (int64_t column = 0; column < columns; ++column, from += kTile) {
     for (int64_t i = 0; i < kPairs; i += 2, to += kRowBytes) {
-      const auto* one = reinterpret_cast<const __m256i*>(from + i * row);
-      const auto* below = reinterpret_cast<const __m256i*>(from + (i + 1) * row);
-      __m512i both = _mm512_setzero_si512();
-      if (i + 1 < count) {
-        both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(one)), _mm256_loadu_si256(below), 1);
-      } else if (i < count) {
-        both = _mm512_zextsi256_si512(_mm256_loadu_si256(one));
-      }
-      _mm512_store_si512(to, _mm512_permutexvar_epi16(order, both));
+      const wide::Narrow one = i < count ? wide::load_narrow(from + i * row) : wide::low_of(wide::no_words());
+      const wide::Narrow below = i + 1 < count ? wide::load_narrow(from + (i + 1) * row) : wide::low_of(wide::no_words());
+      wide::store(to, wide::paired(wide::joined(one, below)));
     }
   }
 }
 
 // What turns a score into an exponent of 2.
 inline float to_exponent(int64_t head_dim) { return 1.4426950408889634f / std::sqrt(static_cast<float>(head_dim)); }
-
-// 16 numbers in float32.
-AMX inline __m512 widened(__m256i words) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
-}
-
-AMX inline __m512 widened(const void* from) {
-  return widened(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
-}
 
 // An allocator of memory that begins where cache lines do.
 template <class Number>

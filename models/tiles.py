@@ -1,4 +1,4 @@
-"""Operators for CPUs that multiply bfloat16 by tiles (AMX) or by vectors (AVX512-BF16), as compiled graphs call them.
+"""Operators for x86 CPUs, as compiled graphs call them: products of bfloat16 by tiles (AMX) or by vectors (AVX512-BF16, AVX2).
 
 They are part of the library that ``graph_runner`` builds, and graphs call them by their C names: through PyTorch's dispatcher a
 call would cost as much as the work on a few rows.
@@ -6,7 +6,10 @@ call would cost as much as the work on a few rows.
 
 from __future__ import annotations
 
+import os
+import platform
 from functools import cache
+from typing import Literal
 
 import torch
 
@@ -23,6 +26,23 @@ def loaded() -> bool:
 
 
 @cache
+def instructions() -> Literal["AVX512-BF16", "AVX2"] | None:
+    """What operators are made of on this CPU, or None: there are none.
+
+    With ``ONEDNN_MAX_CPU_ISA=AVX2``, oneDNN's variable that says how much of a CPU to use, AVX2 is taken wherever there is more.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return None
+    if torch.cpu._is_avx512_bf16_supported() and os.environ.get("ONEDNN_MAX_CPU_ISA") != "AVX2":
+        return "AVX512-BF16"
+    return "AVX2" if torch.cpu._is_avx2_supported() else None
+
+
+def has_operators() -> bool:
+    """Whether there are operators for this CPU."""
+    return instructions() is not None
+
+
 def has_tiles() -> bool:
-    """Whether this CPU has what the operators are for."""
-    return torch.cpu._is_avx512_bf16_supported()
+    """Whether it multiplies bfloat16 itself: by tiles, or by vectors, which serve where tiles are asked for."""
+    return instructions() == "AVX512-BF16"

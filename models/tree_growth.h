@@ -9,7 +9,7 @@
 
 #include "tiles.h"
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
 
 namespace growth {
 
@@ -52,23 +52,23 @@ class Noise {
     return static_cast<float>(-std::log(-std::log((static_cast<double>(bits) + 0.5) * 0x1p-53)));
   }
 
- private:
   static uint64_t mixed(uint64_t z) {
     z = (z ^ (z >> 30)) * kFirst;
     z = (z ^ (z >> 27)) * kSecond;
     return z ^ (z >> 31);
   }
 
+ private:
   uint64_t key_;
 };
 
 // The `count` largest of a row of logits, best first. They stand in the groups with the largest maxima.
-AMX inline std::vector<Likely> largest(const float* logits, int64_t size, int64_t count) {
+SIMD inline std::vector<Likely> largest(const float* logits, int64_t size, int64_t count) {
   constexpr int64_t kGroup = 2 * tiles::kTile;
   std::vector<float> maxima(size / kGroup);
   for (int64_t group = 0; group < size / kGroup; ++group) {
     const float* from = logits + group * kGroup;
-    maxima[group] = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_loadu_ps(from), _mm512_loadu_ps(from + tiles::kTile)));
+    maxima[group] = wide::largest(wide::max(wide::load(from), wide::load(from + tiles::kTile)));
   }
   float least = -std::numeric_limits<float>::infinity();
   if (static_cast<int64_t>(maxima.size()) > count) {
@@ -80,7 +80,7 @@ AMX inline std::vector<Likely> largest(const float* logits, int64_t size, int64_
   for (int64_t group = 0; group < size / kGroup; ++group) {
     if (!(maxima[group] >= least)) continue;
     for (int64_t first = group * kGroup; first < (group + 1) * kGroup; first += tiles::kTile) {
-      uint32_t which = _mm512_cmp_ps_mask(_mm512_loadu_ps(logits + first), _mm512_set1_ps(least), _CMP_GE_OQ);
+      wide::Mask which = wide::at_least(wide::load(logits + first), wide::all(least));
       for (; which; which &= which - 1) {
         const int64_t output = first + __builtin_ctz(which);
         found.push_back({logits[output], output});
@@ -94,13 +94,13 @@ AMX inline std::vector<Likely> largest(const float* logits, int64_t size, int64_
 }
 
 // The logarithm of the sum of exp(logits / temperature).
-AMX inline float log_sum(const float* logits, int64_t size, float most, float temperature) {
-  const __m512 scale = _mm512_set1_ps(kLog2E / temperature), top = _mm512_set1_ps(most);
-  __m512 sum = _mm512_setzero_ps();
+SIMD inline float log_sum(const float* logits, int64_t size, float most, float temperature) {
+  const wide::Floats scale = wide::all(kLog2E / temperature), top = wide::all(most);
+  wide::Floats sum = wide::zero();
   for (int64_t i = 0; i < size; i += tiles::kTile) {
-    sum = _mm512_add_ps(sum, tiles::power_of_two(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(logits + i), top), scale)));
+    sum = sum + wide::power_of_two((wide::load(logits + i) - top) * scale);
   }
-  return most / temperature + std::log(_mm512_reduce_add_ps(sum));
+  return most / temperature + std::log(wide::sum(sum));
 }
 
 // A node's logits -> log-probabilities of its `count` likeliest tokens. Where tokens are sampled, the noise that the target's will

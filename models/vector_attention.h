@@ -16,7 +16,7 @@
 #include "cached_attention.h"
 #include "tiles.h"
 
-#ifdef MOASERVE_AMX
+#ifdef MOASERVE_SIMD
 
 namespace vectors {
 
@@ -30,6 +30,7 @@ constexpr int64_t kChunk = 4;  // blocks whose scores are worked out at a time
 constexpr int64_t kWidth = kChunk * kBlock;
 constexpr int64_t kAhead = 2;               // blocks that are fetched before they are read
 constexpr int64_t kStep = 16;               // numbers of a head that are turned round at a time
+constexpr int64_t kLeft = sizeof(tiles::Left);
 constexpr int64_t kFew = tiles::kSums / 4;  // rows whose products with four tiles fit registers
 
 // A text's rows of queries, and the keys and values that they see: what `seen` says of each group and block.
@@ -48,9 +49,9 @@ struct Layout {
 
 // 16 keys -> vectors that hold a pair of numbers of each. Meanwhile what keys and values, `values` numbers behind them, have `ahead` numbers
 // further on is fetched: a little at a time, as what has been asked for and is not yet there holds up everything else.
-AMX inline void turn_keys(const BFloat16* keys, int64_t row, int64_t values, int64_t head_dim, char* to, int64_t ahead) {
+SIMD inline void turn_keys(const BFloat16* keys, int64_t row, int64_t values, int64_t head_dim, char* to, int64_t ahead) {
   for (int64_t column = 0; column < head_dim; column += kStep, to += 8 * kRowBytes) {
-    __m512i r[8];
+    wide::Words r[8];
     for (int64_t i = 0; i < 8; ++i) {
       const BFloat16* from = keys + (i / 4 * 8 + i % 4) * row + column;
       if (ahead != 0 && column % kBlock == 0) {
@@ -59,19 +60,18 @@ AMX inline void turn_keys(const BFloat16* keys, int64_t row, int64_t values, int
           __builtin_prefetch(from + each * row + values + ahead, 0, 2);
         }
       }
-      const auto low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-      r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 4 * row)), 1);
+      r[i] = wide::joined(wide::load_narrow(from), wide::load_narrow(from + 4 * row));
     }
     for (int64_t half = 0; half < 2; ++half) {
-      __m512i* four = r + 4 * half;
-      const __m512i a = _mm512_unpacklo_epi32(four[0], four[1]), b = _mm512_unpackhi_epi32(four[0], four[1]);
-      const __m512i c = _mm512_unpacklo_epi32(four[2], four[3]), d = _mm512_unpackhi_epi32(four[2], four[3]);
-      four[0] = _mm512_unpacklo_epi64(a, c), four[1] = _mm512_unpackhi_epi64(a, c);
-      four[2] = _mm512_unpacklo_epi64(b, d), four[3] = _mm512_unpackhi_epi64(b, d);
+      wide::Words* four = r + 4 * half;
+      const wide::Words a = wide::low_singles(four[0], four[1]), b = wide::high_singles(four[0], four[1]);
+      const wide::Words c = wide::low_singles(four[2], four[3]), d = wide::high_singles(four[2], four[3]);
+      four[0] = wide::low_doubles(a, c), four[1] = wide::high_doubles(a, c);
+      four[2] = wide::low_doubles(b, d), four[3] = wide::high_doubles(b, d);
     }
     for (int64_t i = 0; i < 4; ++i) {
-      _mm512_store_si512(to + i * kRowBytes, _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88));
-      _mm512_store_si512(to + (4 + i) * kRowBytes, _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd));
+      wide::store(to + i * kRowBytes, wide::even_lanes(r[i], r[4 + i]));
+      wide::store(to + (4 + i) * kRowBytes, wide::odd_lanes(r[i], r[4 + i]));
     }
   }
 }
@@ -88,13 +88,14 @@ class Attention {
         values_(kChunk * columns_ * kTileBytes),
         last_rows_(2 * kBlock * layout.head_dim),
         scores_(kGroup * kWidth),
+        queries_(kGroup * layout.head_dim),
         probabilities_(kGroup * kWidth),
         maxima_(heads * rows),
         sums_(heads * rows * kTile),
         out_(heads * rows * layout.head_dim) {}
 
   // Of `heads` heads from `first` on; rows of `out` lie as those of the queries.
-  AMX void run(const Text& text, int64_t first, int64_t heads, BFloat16* out) {
+  SIMD void run(const Text& text, int64_t first, int64_t heads, BFloat16* out) {
     text_ = &text;
     std::fill_n(maxima_.data(), heads * text.rows, -std::numeric_limits<float>::infinity());
     std::fill_n(sums_.data(), heads * text.rows * kTile, 0.0f);
@@ -123,7 +124,7 @@ class Attention {
   }
 
   // A block's keys and values of a head, as products read them. Rows behind the span may hold anything, or not be there.
-  AMX void pack(int64_t place, int64_t head) {
+  SIMD void pack(int64_t place, int64_t head) {
     const int64_t start = blocks_[place] * kBlock, count = std::min(kBlock, layout_.span - start), size = layout_.head_dim;
     const BFloat16* keys = text_->kv + start * layout_.kv_row + head * size;
     const BFloat16* values = keys + layout_.values_offset;
@@ -146,14 +147,13 @@ class Attention {
   }
 
   // A group's rows over the blocks that are held.
-  AMX void attend(int64_t row, int64_t rows, int64_t head, int64_t place) {
-    const BFloat16* queries = text_->queries + row * layout_.query_row + head * layout_.head_dim;
-    const tiles::Operand asked{reinterpret_cast<const char*>(queries), layout_.query_row * 2, 0, kStep * 2};
+  SIMD void attend(int64_t row, int64_t rows, int64_t head, int64_t place) {
     int64_t count = 0;
     for (int64_t each = 0; each < held_; ++each) {
       if (seen(row, blocks_[each]) != Seen::kNothing) places_[count++] = each;
     }
     if (count == 0) return;
+    const tiles::Operand asked = left_of(text_->queries + row * layout_.query_row + head * layout_.head_dim, rows);
     for (int64_t begin = 0, end; begin < count; begin = end) {
       end = end_of_stretch(begin, count);
       const tiles::Operand keys{keys_.data() + places_[begin] * 2 * pairs_ * kRowBytes, kRowBytes, pairs_ * kRowBytes, kStep / 2 * kRowBytes};
@@ -164,12 +164,32 @@ class Attention {
     for (int64_t each = 0; each < rows; ++each) softmax(row + each, each, count, state + each);
     for (int64_t begin = 0, end; begin < count; begin = end) {
       end = end_of_stretch(begin, count);
-      const tiles::Operand left{reinterpret_cast<const char*>(probabilities_.data() + begin * kBlock), kWidth * 2, 0, kBlock * 2};
+      const tiles::Operand left{reinterpret_cast<const char*>(probabilities_.data() + begin * kBlock), kWidth * kLeft, 0, kBlock * kLeft};
       const tiles::Operand values{values_.data() + places_[begin] * columns_ * kTileBytes, kRowBytes, kTileBytes, columns_ * kTileBytes};
       const tiles::Sums to{out_.data() + state * layout_.head_dim, layout_.head_dim, kTile};
       multiply<kTile>(left, rows, values, columns_, end - begin, to, true);
     }
   }
+
+  // A group's queries, as what stands on the left of products.
+#ifdef MOASERVE_TILES
+  tiles::Operand left_of(const BFloat16* queries, int64_t) const {
+    return {reinterpret_cast<const char*>(queries), layout_.query_row * kLeft, 0, kStep * kLeft};
+  }
+  SIMD static void put(tiles::Left* to, wide::Floats first, wide::Floats second) { wide::store(to, wide::narrowed(first, second)); }
+#else
+  SIMD tiles::Operand left_of(const BFloat16* queries, int64_t rows) const {
+    float* to = queries_.data();
+    for (int64_t row = 0; row < rows; ++row, queries += layout_.query_row) {
+      for (int64_t i = 0; i < layout_.head_dim; i += kTile, to += kTile) wide::store(to, wide::load_widened(queries + i));
+    }
+    return {reinterpret_cast<const char*>(queries_.data()), layout_.head_dim * kLeft, 0, kStep * kLeft};
+  }
+  SIMD static void put(tiles::Left* to, wide::Floats first, wide::Floats second) {
+    wide::store(to, first);
+    wide::store(to + kTile, second);
+  }
+#endif
 
   // Where blocks that a group sees stop to lie one behind the other.
   int64_t end_of_stretch(int64_t begin, int64_t count) const {
@@ -181,13 +201,13 @@ class Attention {
   // Products of any number of rows with any number of tiles, of which `P` pairs are a step: of few rows with four tiles at a time, as sums
   // that wait for one another take longest.
   template <int P>
-  AMX static void multiply(tiles::Operand a, int64_t rows, tiles::Operand b, int64_t count, int64_t steps, tiles::Sums out, bool add) {
+  SIMD static void multiply(tiles::Operand a, int64_t rows, tiles::Operand b, int64_t count, int64_t steps, tiles::Sums out, bool add) {
     if (rows > kFew) return multiply_wide<2, P>(a, rows, b, count, steps, out, add);
     multiply_wide<4, P>(a, rows, b, count, steps, out, add);
   }
 
   template <int C, int P>
-  AMX static void multiply_wide(tiles::Operand a, int64_t rows, tiles::Operand b, int64_t count, int64_t steps, tiles::Sums out, bool add) {
+  SIMD static void multiply_wide(tiles::Operand a, int64_t rows, tiles::Operand b, int64_t count, int64_t steps, tiles::Sums out, bool add) {
     for (; count >= C; count -= C, b.data += C * b.tile, out.data += C * out.tile) tiles::multiply_all<C, P>(a, rows, b, steps, out, add);
     if constexpr (C > 1) {
       if (count > 0) multiply_wide<C - 1, P>(a, rows, b, count, steps, out, add);
@@ -195,58 +215,55 @@ class Attention {
   }
 
   // Turns a row's scores in `count` blocks into probabilities; what came before is scaled to them.
-  AMX void softmax(int64_t row, int64_t in_group, int64_t count, int64_t state) {
+  SIMD void softmax(int64_t row, int64_t in_group, int64_t count, int64_t state) {
     float* scores = scores_.data() + in_group * kWidth;
-    const __m512 mask_scale = _mm512_set1_ps(1.4426950408889634f / to_exponent_);
-    __m512 most = _mm512_set1_ps(maxima_[state]);
+    const wide::Floats mask_scale = wide::all(1.4426950408889634f / to_exponent_);
+    wide::Floats most = wide::all(maxima_[state]);
     for (int64_t each = 0; each < count; ++each, scores += kBlock) {
       const int64_t block = blocks_[places_[each]], start = block * kBlock;
-      __m512 first = _mm512_load_ps(scores), second = _mm512_load_ps(scores + kTile);
+      wide::Floats first = wide::load(scores), second = wide::load(scores + kTile);
       if (seen(row, block) == Seen::kSome) {  // the mask is in units of the softmax's exponent, scores are not yet
-        const __mmask32 within = tiles::first_words(layout_.span - start);
-        const __m512i hidden = _mm512_set1_epi16(static_cast<int16_t>(kHidden));
-        const __m512i mask = _mm512_mask_loadu_epi16(hidden, within, text_->mask + row * layout_.mask_row + start);
-        first = _mm512_fmadd_ps(tiles::widened(_mm512_castsi512_si256(mask)), mask_scale, first);
-        second = _mm512_fmadd_ps(tiles::widened(_mm512_extracti64x4_epi64(mask, 1)), mask_scale, second);
-        _mm512_store_ps(scores, first);
-        _mm512_store_ps(scores + kTile, second);
+        const wide::Words mask = wide::load_words(layout_.span - start, text_->mask + row * layout_.mask_row + start, kHidden);
+        first = wide::fma(wide::widened(wide::low_of(mask)), mask_scale, first);
+        second = wide::fma(wide::widened(wide::high_of(mask)), mask_scale, second);
+        wide::store(scores, first);
+        wide::store(scores + kTile, second);
       }
-      most = _mm512_max_ps(most, _mm512_max_ps(first, second));
+      most = wide::max(most, wide::max(first, second));
     }
-    const float before = maxima_[state], maximum = _mm512_reduce_max_ps(most);
+    const float before = maxima_[state], maximum = wide::largest(most);
     maxima_[state] = maximum;
     // A row that has seen nothing so far has no maximum; 0 in its place makes all its probabilities 0.
     const float shift = maximum == -std::numeric_limits<float>::infinity() ? 0.0f : maximum * to_exponent_;
     float *sums = sums_.data() + state * kTile, *out = out_.data() + state * layout_.head_dim;
-    __m512 sum = _mm512_load_ps(sums);
+    wide::Floats sum = wide::load(sums);
     if (maximum != before) {
-      const __m512 factor = tiles::power_of_two(_mm512_set1_ps(before * to_exponent_ - shift));
-      sum = _mm512_mul_ps(sum, factor);
-      for (int64_t i = 0; i < layout_.head_dim; i += kTile) _mm512_store_ps(out + i, _mm512_mul_ps(_mm512_load_ps(out + i), factor));
+      const wide::Floats factor = wide::power_of_two(wide::all(before * to_exponent_ - shift));
+      sum = sum * factor;
+      for (int64_t i = 0; i < layout_.head_dim; i += kTile) wide::store(out + i, wide::load(out + i) * factor);
     }
-    const __m512 scale = _mm512_set1_ps(to_exponent_), shifts = _mm512_set1_ps(shift);
+    const wide::Floats scale = wide::all(to_exponent_), shifts = wide::all(shift);
     scores = scores_.data() + in_group * kWidth;
-    BFloat16* to = probabilities_.data() + in_group * kWidth;
+    tiles::Left* to = probabilities_.data() + in_group * kWidth;
     for (int64_t each = 0; each < count; ++each, scores += kBlock, to += kBlock) {
-      const __m512 first = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores), scale, shifts));
-      const __m512 second = tiles::power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + kTile), scale, shifts));
-      sum = _mm512_add_ps(sum, _mm512_add_ps(first, second));
-      _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+      const wide::Floats first = wide::power_of_two(wide::fms(wide::load(scores), scale, shifts));
+      const wide::Floats second = wide::power_of_two(wide::fms(wide::load(scores + kTile), scale, shifts));
+      sum = sum + first + second;
+      put(to, first, second);
     }
-    _mm512_store_ps(sums, sum);
+    wide::store(sums, sum);
   }
 
-  AMX void write(int64_t first, int64_t heads, BFloat16* out) const {
+  SIMD void write(int64_t first, int64_t heads, BFloat16* out) const {
     for (int64_t head = 0; head < heads; ++head) {
       for (int64_t row = 0; row < text_->rows; ++row) {
         const int64_t state = head * text_->rows + row;
-        const float sum = _mm512_reduce_add_ps(_mm512_load_ps(sums_.data() + state * kTile));
-        const __m512 factor = _mm512_set1_ps(sum == 0.0f ? 0.0f : 1.0f / sum);
+        const float sum = wide::sum(wide::load(sums_.data() + state * kTile));
+        const wide::Floats factor = wide::all(sum == 0.0f ? 0.0f : 1.0f / sum);
         const float* from = out_.data() + state * layout_.head_dim;
         BFloat16* to = out + row * layout_.query_row + (first + head) * layout_.head_dim;
         for (int64_t i = 0; i < layout_.head_dim; i += kTile) {
-          const auto values = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_load_ps(from + i), factor));
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), values);
+          wide::store_narrow(to + i, wide::narrowed(wide::load(from + i) * factor));
         }
       }
     }
@@ -273,7 +290,7 @@ class Attention {
   Buffer<char> keys_, values_;
   Buffer<BFloat16> last_rows_;
   Buffer<float> scores_;
-  Buffer<BFloat16> probabilities_;
+  Buffer<tiles::Left> queries_, probabilities_;
   Buffer<float> maxima_, sums_, out_;
   const Text* text_ = nullptr;
   int64_t held_ = 0, blocks_[kChunk] = {}, places_[kChunk] = {};  // blocks that are held, and which of them a group sees

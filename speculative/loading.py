@@ -48,7 +48,7 @@ from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError, EngineLostError
 from speculative.memory_measuring import keep_few_kernels, memory_needs, resident_bytes
-from speculative.packages import compiles
+from speculative.placement import engine_compiles, engine_dtype, torch_device
 from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
 from speculative.ranks import Ranks
 from speculative.replaying import replay_engine, replays
@@ -79,7 +79,7 @@ def load_engine(config: EngineConfig) -> Engine:
 
 def _load(config: EngineConfig, failed: ExitStack) -> Engine:
     engine = load_uncompiled(config, failed)
-    if _compiles(config, engine.target, engine.taps):
+    if engine_compiles(config, engine.target, engine.target.device, engine.taps):
         compile_engine(engine, config)
     else:
         optimize_for_inference(engine.target)
@@ -97,16 +97,6 @@ def _load(config: EngineConfig, failed: ExitStack) -> Engine:
     return engine
 
 
-def _compiles(config: EngineConfig, target: Llama, taps: tuple[int, ...] = ()) -> bool:
-    """Whether to compile for a drafter with ``taps``; raises EngineLoadError where it was asked for and cannot be."""
-    reason = None
-    if any(tap < target.config.num_layers for tap in taps):
-        reason = "this drafter reads inner layers of the target, which a compiled one hides"
-    if config.tensor_parallel_size > 1:
-        reason = f"with --tensor-parallel-size {config.tensor_parallel_size} layers wait for other processes, which no graph can"
-    return compiles(config.compile, target, target.device, reason)
-
-
 def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> Engine:
     """An engine whose weights are as they were loaded, neither packed nor compiled.
 
@@ -114,9 +104,8 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    device = torch_device(config.device)
-    dtype = torch_dtype(config.dtype, device)
-    folder = resolve_target(config.model)
+    device, folder = torch_device(config.device), resolve_target(config.model)
+    dtype = engine_dtype(config, folder, device)
     ranks: Ranks | None = None
     if config.tensor_parallel_size > 1:
         from speculative.sharing import first_device, load_shared, start_ranks  # half a second to import
@@ -173,7 +162,7 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
             remote_tree_nodes=config.remote_tree_nodes,
             eos_token_ids=eos_token_ids(folder),
         )
-        compiled = _compiles(config, target, engine.taps)
+        compiled = engine_compiles(config, target, target.device, engine.taps)
         needs = memory_needs(engine, network, resident, compiled=compiled)
         plan = needs.plan(config.max_num_seqs, kept)
         if limit is not None:
@@ -232,27 +221,6 @@ def _weights_digest(networks: list[nn.Module], dtype: torch.dtype | None = None)
     return digest
 
 
-def torch_device(name: str) -> torch.device:
-    """What a device is called on the command line -> the device; raises EngineLoadError where it cannot be used."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise EngineLoadError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}; try --device cpu") from error
-    return device
-
-
-def torch_dtype(name: str, device: torch.device) -> torch.dtype:
-    """What a type is called on the command line -> the type that weights have on that device."""
-    if name == "auto":
-        fast = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if fast else torch.float32
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
 MakeDrafter = Callable[[int, int], Drafter]
 
 
@@ -284,7 +252,8 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ma
             "independent",
             model,
         )
-    moa = load_drafter(folder, target.config, dtype=target.dtype if _compiles(config, target) else small, device=target.device)
+    dtype = target.dtype if engine_compiles(config, target, target.device) else small
+    moa = load_drafter(folder, target.config, dtype=dtype, device=target.device)
     window = MOA_WINDOW if config.draft_window is None else config.draft_window or None
     return lambda slots, length: with_text(MoADrafter(moa, target, slots, length, shape, window), lookup), "moa", moa
 

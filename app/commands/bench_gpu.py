@@ -48,11 +48,11 @@ def gpu(
     from benchmarks import offline
     from benchmarks.machine import write_json
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
-    from speculative.loading import torch_device, torch_dtype
+    from speculative.placement import torch_device, torch_dtype
 
     with loading.clear_errors():
         where = torch_device(config.device)
-    kind, cuda = torch_dtype(config.dtype, where), where.type == "cuda"
+    kind, cuda = torch_dtype(config.dtype, where, compiled=False), where.type == "cuda"
     shapes, batches, counts = shape or (["8b", "1b"] if cuda else ["tiny"]), batch or [1, 8, 32], nodes or [config.draft_nodes]
     if unknown := [name for name in shapes if name not in measuring.SHAPES]:
         options.fail(f"--shape {unknown[0]}: there are {', '.join(measuring.SHAPES)}")

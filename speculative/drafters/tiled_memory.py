@@ -12,7 +12,7 @@ from models import tiled_linear
 from models.entry import PairedEntry
 from models.layers import DecoderLayer, Linear
 from models.tiled_decoder import layer_tensors
-from models.tiles import has_tiles
+from models.tiles import has_operators
 from speculative.drafters.moa_network import MoANetwork
 
 
@@ -34,7 +34,7 @@ _MOST_LAYERS, _LARGEST_HEAD = 64, 256
 def suits(network: MoANetwork) -> bool:
     """Whether the operator does what ``MoANetwork.remember`` does."""
     moa, config, lsa = network.moa, network.target.config, network.moa.lsa
-    if lsa is None or not has_tiles() or {network.dtype, network.target.dtype} != {torch.bfloat16}:
+    if lsa is None or not has_operators() or {network.dtype, network.target.dtype} != {torch.bfloat16}:
         return False
     if config.num_layers > _MOST_LAYERS or lsa.head_dim > _LARGEST_HEAD or lsa.head_dim % 16:
         return False

@@ -21,6 +21,7 @@ from speculative.edge.text import EdgeText, TextDrafter
 from speculative.errors import EngineLoadError
 from speculative.loading import default_sampling, with_text
 from speculative.packages import compiles
+from speculative.placement import torch_dtype
 from speculative.policy import DraftShape
 from speculative.remote.memory_codec import MemoryCodec
 from speculative.request import Request
@@ -79,9 +80,7 @@ class EdgeModel:
                 as_read = "int8 weights are widened as they are read" if described.quantization == "int8" else None
                 drafter = networks_of(described, config.bundle, dtype=torch.float32).drafter
                 compiled = compiles(config.compile, drafter, torch.device("cpu"), as_read)
-                # Draft levels have a handful of rows, whose products take twice as long in bfloat16; compiled, half as long.
-                auto = torch.bfloat16 if compiled and torch.cpu._is_avx512_bf16_supported() else torch.float32
-                dtype = auto if config.dtype == "auto" else getattr(torch, config.dtype)
+                dtype = torch_dtype(config.dtype, torch.device("cpu"), compiled=compiled)
                 bundle = read_bundle(config.bundle, dtype=dtype)
                 return cls(bundle, config.largest_shape, config.draft_lookup, config.bundle if compiled else None)
         except (CheckpointError, OSError) as error:

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from models.attention import full_attention, masked_attention
 from models.causal_attention import causal_attention, suits
+from models.tiles import has_tiles
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.usefixtures("operators"),
+    pytest.mark.skipif(not has_tiles(), reason="needs a CPU with AVX512-BF16"),
 ]
 
 

@@ -18,6 +18,7 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.tiled_decoder import suits, tiled_decoder
 from models.tiled_linear import tiled, tiled_linear
+from models.tiles import has_tiles
 
 pytestmark = [
     pytest.mark.integration,
@@ -183,11 +184,18 @@ def test_other_decoders_are_left_to_the_compiler(changes: dict[str, int]) -> Non
     assert not suits(target(torch.float32))
 
 
-@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="needs a CPU with AMX, to do without it")
-def test_vectors_do_what_tiles_do() -> None:
-    """All of these tests and those of attention once more, as on a CPU without AMX."""
+@pytest.mark.parametrize(
+    "less",
+    [
+        pytest.param("AVX512_CORE_BF16", marks=pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="needs AMX")),
+        pytest.param("AVX2", marks=pytest.mark.skipif(not has_tiles(), reason="needs AVX512-BF16")),
+    ],
+)
+def test_a_cpu_that_may_use_less_does_the_same(less: str) -> None:
+    """All of these tests and those of the other operators once more, as on a CPU that has no more."""
     here = Path(__file__)
-    again = [str(here), str(here.with_name("test_cached_attention.py")), "-q", "-k", "not vectors_do", "-p", "no:cacheprovider"]
-    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    others = [str(here.with_name(f"test_{name}.py")) for name in ("cached_attention", "tiled_drafter", "sampled_token")]
+    again = [str(here), *others, "-q", "-k", "not may_use_less", "-p", "no:cacheprovider"]
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": less}
     ended = subprocess.run([sys.executable, "-m", "pytest", *again], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout

@@ -88,10 +88,10 @@ def test_without_word_of_a_cpu_its_name_counts(other_cpu: Path, monkeypatch: pyt
 
 def test_graphs_with_our_operators_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
-    for tiles in (True, False):
-        monkeypatch.setattr(compiled, "has_tiles", lambda tiles=tiles: tiles)
+    for chosen in ("AVX512-BF16", "AVX2", None):
+        monkeypatch.setattr(compiled, "instructions", lambda chosen=chosen: chosen)
         keys.append(key_of(RMSNorm(8, 1e-5)))
-    assert keys[0] != keys[1]
+    assert len(set(keys)) == 3
 
 
 def test_a_graph_is_of_all_packages_that_its_module_is_within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
