@@ -73,8 +73,7 @@ def edge(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Type that is computed in: auto, float32 or bfloat16. (default: auto: bfloat16 where it is compiled for a CPU "
-            "that has it, else float32)",
+            help="Type that is computed in: auto, float32 or bfloat16. (default: auto: what is fast here)",
             rich_help_panel=DRAFTING,
         ),
     ] = None,
