@@ -8,6 +8,8 @@
 constexpr int64_t kSightRows = 32;   // rows of queries, and
 constexpr int64_t kSightBlock = 32;  // of the cache, whose sight is told together
 
+constexpr int64_t kMaxHeadDim = 256;
+
 constexpr uint16_t kHidden = 0xFF80;  // -inf in bfloat16: what a mask has where a row does not see another
 
 enum Seen : uint8_t { kNothing, kAll, kSome };
