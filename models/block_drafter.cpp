@@ -59,7 +59,7 @@ struct BlockDrafter : torch::CustomClassHolder {
   // contribute too; q is filled up with zeros to whole panels in weights.
   BlockDrafter(std::vector<at::Tensor> tensors, int64_t kv_heads, int64_t head_dim, double eps)
       : tensors_(std::move(tensors)), kv_heads_(kv_heads), head_dim_(head_dim), eps_(eps) {
-    TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
+    TORCH_CHECK(tiles::available(), "this CPU lacks what operators are compiled for");
     TORCH_CHECK(
         tensors_.size() == 24 || tensors_.size() == 26 || tensors_.size() == 33,
         "a block drafter has 24 tensors, with an entry 26, where memory is paired 33");

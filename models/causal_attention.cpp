@@ -370,7 +370,7 @@ void each_kv_head(const Shape& s, const Work& work) {
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& queries, const at::Tensor& kv) {
   const Shape s = checked(queries, kv);
 #ifdef MOASERVE_TILES
-  TORCH_CHECK(tiles::available(), "causal_attention: this CPU has no AVX512-BF16");
+  TORCH_CHECK(tiles::available(), "causal_attention: this CPU lacks what operators are compiled for");
   at::Tensor out = at::empty(queries.sizes(), queries.options());
   at::Tensor logsum = at::empty({s.batch, s.heads, s.length}, queries.options().dtype(at::kFloat));
   const Heads<const at::BFloat16> rows(queries.const_data_ptr<at::BFloat16>(), s, s.heads);

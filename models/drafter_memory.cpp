@@ -128,7 +128,7 @@ struct DrafterMemory : torch::CustomClassHolder {
   DrafterMemory(std::vector<at::Tensor> tensors, int64_t kv_heads, int64_t head_dim, int64_t lsa_kv_heads, int64_t lsa_head_dim, double eps)
       : tensors_(std::move(tensors)), kv_heads_(kv_heads), head_dim_(head_dim), lsa_kv_heads_(lsa_kv_heads),
         lsa_head_dim_(lsa_head_dim), eps_(eps) {
-    TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
+    TORCH_CHECK(tiles::available(), "this CPU lacks what operators are compiled for");
     TORCH_CHECK(
         tensors_.size() == 17 || tensors_.size() == 18 || tensors_.size() == 23,
         "a drafter's memory has 17 tensors, with an entry 18, where it is paired 23");

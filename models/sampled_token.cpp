@@ -126,7 +126,7 @@ SIMD int64_t of_head(const float* logits, int64_t vocabulary, const Settings& se
 int64_t sampled_token(
     const at::Tensor& logits, double temperature, int64_t top_k, double top_p, double min_p, int64_t stream, int64_t position) {
 #ifdef MOASERVE_SIMD
-  TORCH_CHECK(tiles::available(), "sampled_token: this CPU has no AVX512");
+  TORCH_CHECK(tiles::available(), "sampled_token: this CPU lacks what operators are compiled for");
   TORCH_CHECK(
       logits.dim() == 1 && logits.numel() > 0 && logits.numel() % (2 * tiles::kTile) == 0 && logits.is_contiguous() &&
           logits.scalar_type() == at::kFloat && temperature > 0.0,

@@ -24,7 +24,7 @@ struct Decoder : torch::CustomClassHolder {
   Decoder(const std::vector<at::Tensor>& tensors, int64_t kv_heads, int64_t head_dim, double eps)
       : embedding_(tensors.at(0)), cos_(tensors.at(1)), sin_(tensors.at(2)), norm_(tensors.at(3)), kv_heads_(kv_heads),
         head_dim_(head_dim), eps_(eps) {
-    TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
+    TORCH_CHECK(tiles::available(), "this CPU lacks what operators are compiled for");
     TORCH_CHECK(tensors.size() > 4 && (tensors.size() - 4) % 6 == 0, "a decoder has layers, and a layer six tensors");
     for (size_t i = 4; i < tensors.size(); i += 6) {
       layers_.push_back({tensors[i], tensors[i + 1], tensors[i + 2], tensors[i + 3], tensors[i + 4], tensors[i + 5]});

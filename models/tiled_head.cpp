@@ -23,7 +23,7 @@ SIMD int64_t first_of_largest(const float* row, int64_t size) {
 
 struct Head : torch::CustomClassHolder {
   explicit Head(at::Tensor weight) : weight_(std::move(weight)) {
-    TORCH_CHECK(tiles::available(), "this CPU has no AVX512-BF16");
+    TORCH_CHECK(tiles::available(), "this CPU lacks what operators are compiled for");
     TORCH_CHECK(weight_.dim() == 6 && weight_.is_contiguous() && weight_.scalar_type() == at::kBFloat16, "a head's weight is tiled");
   }
 

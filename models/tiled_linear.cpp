@@ -10,7 +10,7 @@ namespace {
 
 at::Tensor tiled_linear(const at::Tensor& x, const at::Tensor& weight) {
 #ifdef MOASERVE_SIMD
-  TORCH_CHECK(tiles::available(), "tiled_linear: this CPU has no AVX512-BF16");
+  TORCH_CHECK(tiles::available(), "tiled_linear: this CPU lacks what operators are compiled for");
   TORCH_CHECK(
       x.dim() == 2 && weight.dim() == 6 && weight.is_contiguous() && x.size(1) == weight.size(1) * tiles::kPairs &&
           x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16,

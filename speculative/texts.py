@@ -17,14 +17,19 @@ from speculative.sequence import Sequence
 
 
 class Texts:
-    """Begins texts of one model; without a tokenizer they are tokens alone, and follow no grammar."""
+    """Begins texts of one model: tokens alone without a tokenizer, following no grammar without a token that ends them either."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._text = tokenizer._tokenizer if tokenizer is not None and hasattr(tokenizer, "_tokenizer") else None
         added = self._text.get_added_tokens_decoder() if self._text is not None else {}
         self._special = frozenset(token for token, each in added.items() if each.special)
-        self._grammars = Grammars(tokenizer, vocab_size, sorted(self._eos_token_ids)) if tokenizer is not None else None
+        self._grammars: Grammars | None = None
+        self._lacks = "has no tokenizer"
+        if tokenizer is not None and self._eos_token_ids:
+            self._grammars = Grammars(tokenizer, vocab_size, sorted(self._eos_token_ids))
+        elif tokenizer is not None:
+            self._lacks = "names no token that ends a text (eos_token_id in generation_config.json)"
 
     def begin(self, request: Request, max_model_len: int) -> Sequence:
         """The prompt and what is made of its parameters, without a slot; a request without a seed gets one."""
@@ -49,5 +54,5 @@ class Texts:
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequestError for a grammar that cannot be followed; takes seconds for large ones. Any thread may ask."""
         if self._grammars is None:
-            raise InvalidRequestError("this model has no tokenizer, so no grammar can be followed", param="grammar")
+            raise InvalidRequestError(f"this model {self._lacks}, so no grammar can be followed", param="grammar")
         self._grammars.compile(grammar)

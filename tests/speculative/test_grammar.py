@@ -12,6 +12,7 @@ from models.loader import BUNDLED, load_tokenizer
 from speculative.errors import InvalidRequestError
 from speculative.grammar import Grammars
 from speculative.request import Grammar, Request, RequestOutput, SamplingParams
+from speculative.texts import Texts
 from speculative.tree import DraftTree
 from tests.speculative.conftest import MOA_KINDS, run, tokens
 
@@ -240,3 +241,12 @@ def test_so_many_grammars_are_kept_whatever_they_count_and_texts_go_on_without(m
     a = tokenizer.convert_tokens_to_ids("a")
     for number, matcher in enumerate(begun, 1):
         assert all(matcher.accept(a) for _ in range(number)) and matcher.accept(END) and matcher.ended
+
+
+@pytest.mark.parametrize(("tokenized", "said"), [(True, "names no token that ends a text"), (False, "has no tokenizer")])
+def test_a_model_that_cannot_follow_a_grammar_writes_texts_and_says_why(tokenized: bool, said: str) -> None:
+    tokenizer = load_tokenizer(BUNDLED["target"]) if tokenized else None
+    texts = Texts(tokenizer, 8192, ())
+    assert texts.begin(Request("r", (5, 6), SamplingParams(4)), 64).tokens == [5, 6]
+    with pytest.raises(InvalidRequestError, match=said):
+        texts.check_grammar(Grammar("ebnf", 'root ::= "a"'))
