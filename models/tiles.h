@@ -202,9 +202,9 @@ constexpr int64_t kRowsAtOnce = 5;  // whose products with one tile they are
 
 #endif
 
-// The same of as many rows as there are registers for their sums, at most.
+// The same of as many rows as there are registers for their sums, at most. Inlined, as a call for every panel of a single row would tell.
 template <int C, int P = kTile, int R = std::min(kSums / C, kRowsAtOnce)>
-SIMD inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
+SIMD __attribute__((always_inline)) inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
   if constexpr (R > 0) {
     if (rows == R) return multiply_rows<R, C, P>(a, b, steps, out, add, ahead);
     multiply_few<C, P, R - 1>(a, rows, b, steps, out, add, ahead);
@@ -213,7 +213,7 @@ SIMD inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps,
 
 // The same of `kRowsAtOnce` rows, at most, if need be with some of the tiles after the others.
 template <int C, int P = kTile>
-SIMD inline void multiply_some(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead = 0) {
+SIMD __attribute__((always_inline)) inline void multiply_some(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead = 0) {
   if constexpr (C > 1) {
     if (rows > kSums / C) {
       multiply_some<C / 2, P>(a, rows, b, steps, out, add, ahead);

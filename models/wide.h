@@ -25,8 +25,8 @@ namespace wide {
 
 constexpr int64_t kWidth = 16;
 
-using Mask = uint32_t;     // a bit for each number, the first one's is the lowest
-using Narrow = __m256i;    // sixteen numbers in bfloat16
+using Mask = uint32_t;   // a bit for each number, the first one's is the lowest
+using Narrow = __m256i;  // sixteen numbers in bfloat16
 
 // The first `count` of sixteen.
 SIMD inline Mask first(int64_t count) { return count >= kWidth ? 0xFFFFu : (1u << count) - 1; }
