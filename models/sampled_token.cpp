@@ -45,13 +45,12 @@ SIMD float largest_of(const float* row, int64_t size) {
 // 1 - u of the uniform numbers u that tokens' noise is made of, 16 of them in float32, from the first one's state on.
 #ifdef MOASERVE_TILES
 SIMD wide::Floats complements(uint64_t state) {
-  alignas(64) static constexpr uint64_t kNext[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-  const __m512i step = _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kStep));
+  constexpr uint64_t kStep = growth::Noise::kStep;
+  alignas(64) static constexpr uint64_t kNext[8] = {0, kStep, 2 * kStep, 3 * kStep, 4 * kStep, 5 * kStep, 6 * kStep, 7 * kStep};
   const __m512i all = _mm512_set1_epi64((int64_t{1} << 53) - 1);
   __m256 halves[2];
   for (int half = 0; half < 2; ++half) {
-    const __m512i first = _mm512_set1_epi64(static_cast<int64_t>(state + half * 8 * growth::Noise::kStep));
-    __m512i z = _mm512_add_epi64(first, _mm512_mullo_epi64(_mm512_load_si512(kNext), step));
+    __m512i z = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(state + half * 8 * kStep)), _mm512_load_si512(kNext));
     z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kFirst)));
     z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), _mm512_set1_epi64(static_cast<int64_t>(growth::Noise::kSecond)));
     z = _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));

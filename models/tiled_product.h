@@ -148,10 +148,7 @@ inline Rows left_of(Rows x, int64_t) { return x; }
 SIMD inline Rows left_of(Rows x, int64_t size) {
   static thread_local std::vector<float, Aligned<float>> wide_rows;
   if (static_cast<int64_t>(wide_rows.size()) < x.count * size) wide_rows.resize(x.count * size);
-  float* to = wide_rows.data();
-  for (int64_t row = 0; row < x.count; ++row) {
-    for (int64_t i = 0; i < size; i += kTile, to += kTile) wide::store(to, wide::load_widened(x.data + row * x.bytes + i * 2));
-  }
+  widen_rows(x.data, x.bytes, x.count, size, wide_rows.data());
   return {reinterpret_cast<const char*>(wide_rows.data()), size * static_cast<int64_t>(sizeof(float)), x.count};
 }
 

@@ -93,6 +93,14 @@ constexpr bool by_tiles() { return false; }
 using Left = uint16_t;
 #else
 using Left = float;
+
+// `size` numbers of each of `count` rows in bfloat16, one every `bytes`, dense and in float32.
+SIMD inline void widen_rows(const void* rows, int64_t bytes, int64_t count, int64_t size, float* to) {
+  const auto* from = static_cast<const char*>(rows);
+  for (int64_t row = 0; row < count; ++row, from += bytes) {
+    for (int64_t i = 0; i < size; i += kTile, to += kTile) wide::store(to, wide::load_widened(from + i * 2));
+  }
+}
 #endif
 
 // A tile-sized operand: where it begins, bytes from row to row, from tile to tile and from step to step.

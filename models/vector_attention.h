@@ -179,10 +179,7 @@ class Attention {
   SIMD static void put(tiles::Left* to, wide::Floats first, wide::Floats second) { wide::store(to, wide::narrowed(first, second)); }
 #else
   SIMD tiles::Operand left_of(const BFloat16* queries, int64_t rows) const {
-    float* to = queries_.data();
-    for (int64_t row = 0; row < rows; ++row, queries += layout_.query_row) {
-      for (int64_t i = 0; i < layout_.head_dim; i += kTile, to += kTile) wide::store(to, wide::load_widened(queries + i));
-    }
+    tiles::widen_rows(queries, layout_.query_row * 2, rows, layout_.head_dim, queries_.data());
     return {reinterpret_cast<const char*>(queries_.data()), layout_.head_dim * kLeft, 0, kStep * kLeft};
   }
   SIMD static void put(tiles::Left* to, wide::Floats first, wide::Floats second) {
@@ -248,7 +245,7 @@ class Attention {
     for (int64_t each = 0; each < count; ++each, scores += kBlock, to += kBlock) {
       const wide::Floats first = wide::power_of_two(wide::fms(wide::load(scores), scale, shifts));
       const wide::Floats second = wide::power_of_two(wide::fms(wide::load(scores + kTile), scale, shifts));
-      sum = sum + first + second;
+      sum = sum + (first + second);
       put(to, first, second);
     }
     wide::store(sums, sum);
