@@ -1,9 +1,11 @@
 # Each target makes the virtual environment it needs (.venv) and passes ARGS on:
 #   make serve ARGS="--port 8123 --dtype float32"
 # PYTHON       the interpreter the environment is made from (3.10 or newer)
+# JOBS         processes that share the tests out, at most 4: each may take some 2 GB (default: one for each core)
 # TORCH_INDEX  a package index to take torch from, e.g. https://download.pytorch.org/whl/cu128
 
 PYTHON ?= python3
+JOBS ?= logical
 TORCH_INDEX ?=
 ARGS ?=
 
@@ -36,7 +38,7 @@ bench: $(VENV)/.installed
 	@exec $(BIN)/moaserve bench offline $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-docker: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m docker tests/integration/test_docker.py $(ARGS)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.config import MoAConfig
 from models.copying import CopyingHead
-from models.layers import Linear, RMSNorm
+from models.layers import Linear, RMSNorm, draw
 
 
 class BlockHead(nn.Module):
@@ -36,7 +36,7 @@ class BlockHead(nn.Module):
         self.from_feature = Linear(hidden_size, 2 * intermediate_size)
         self.down = Linear(intermediate_size, hidden_size)
         self.copying = copying
-        nn.init.normal_(self.stand_ins, std=0.02)
+        draw(self.stand_ins)
         nn.init.zeros_(self.down.weight)  # at first a level's state is its feature
 
     def of_tokens(self, embeddings: Tensor) -> Tensor:

@@ -23,6 +23,12 @@ Attend = Callable[[Tensor, Tensor], Tensor]
 """From rotated queries [n, h·d], and rotated keys with values [n, 2·n_kv·d], to attended values [n, h·d]."""
 
 
+def draw(weight: Tensor, std: float = 0.02) -> None:
+    """Fill a new weight with normal numbers, unless it is but a shape (on the meta device): PyTorch loads its compiler for that."""
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
 class Linear(nn.Module):
     """``x @ weight.T (+ bias)``, with the weight packed once for inference where oneDNN or MKL gains from it."""
 
@@ -32,7 +38,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self._packed: Tensor | None = None
         self._tiles: Tensor | None = None
-        nn.init.normal_(self.weight, std=0.02)
+        draw(self.weight)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -14,7 +14,7 @@ from models.attention import AttentionPlan, cached_attention, masked_attention
 from models.config import DecoderConfig
 from models.digest import WeightSample, weight_samples
 from models.kv_cache import KVCache, KVWindow, lsa_layout
-from models.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
+from models.layers import DecoderLayer, Linear, RMSNorm, RotaryTable, draw
 
 CompiledGraph = Callable[[list[Tensor]], list[Tensor]]
 """Stands in for a part of a network: from its inputs, in a flat list, to its outputs (``models.compiled``)."""
@@ -62,7 +62,9 @@ class Llama(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        weight = torch.empty(config.vocab_size, config.hidden_size)
+        self.embedding: nn.Embedding = nn.Embedding.from_pretrained(weight, freeze=False)
+        draw(self.embedding.weight, std=1.0)
         self.layers = nn.ModuleList(
             DecoderLayer(
                 config.hidden_size,

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from models.config import DecoderConfig, MoAConfig
 from models.eagle import Eagle, EagleConfig
@@ -106,7 +106,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     """The folder's tokenizer with its chat template, or None where it has none."""
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         return None
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    declared = read_json(folder, "tokenizer_config.json").get("tokenizer_class")
+    # All that is left to find out is the model's type, and its own class of configurations would load PyTorch's compiler: seconds.
+    config = PreTrainedConfig.from_dict(read_json(folder, "config.json")) if declared else None
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
     return tokenizer
 
 
@@ -132,9 +135,9 @@ def load_target(
     with torch.device("meta"):
         model = Llama(config)
     for part in (model.embedding, model.norm, model.lm_head, *model.layers[first:]):
-        part.to_empty(device=device).to(dtype)
+        _allocate(part, dtype, device)
     if config.tie_word_embeddings:
-        model.tie_embeddings()  # to_empty gave each its own storage
+        model.tie_embeddings()  # each has memory of its own
     absent = tuple(f"model.layers.{index}." for index in range(first))
     tensors = read_tensors(folder, (lambda name: not name.startswith(absent)) if absent else None)
     state = _decoder_state(tensors, config, first)
@@ -208,7 +211,15 @@ def empty(make: Callable[[], _Network], dtype: torch.dtype, device: torch.device
     """Build a module without spending time on initial values."""
     with torch.device("meta"):
         model = make()
-    return model.to_empty(device=device).to(dtype)
+    _allocate(model, dtype, device)
+    return model
+
+
+def _allocate(module: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Give memory to parameters on the meta device; their own ``to_empty`` would load PyTorch's compiler, which takes seconds."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            setattr(part, name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device)))
 
 
 def take(tensors: Mapping[str, Tensor], name: str) -> Tensor:

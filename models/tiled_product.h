@@ -19,8 +19,9 @@ namespace tiles {
 
 constexpr int64_t kPanel = 2 * kTile;           // outputs of a panel
 constexpr int64_t kStepBytes = 2 * kTileBytes;  // of a panel and 32 inputs: two tiles
-constexpr int64_t kAhead = 20;                  // steps that weights are fetched ahead of their use
-constexpr int64_t kVectorsAhead = 9;            // the same without tiles; 4 to 32 are as good, none takes twice as long
+constexpr int64_t kAhead = 20;                  // steps that tiles fetch weights ahead of their use
+constexpr int64_t kStretch = 64;                // steps that vectors go over for all rows: half of them, and of the next, stay in small caches
+constexpr int64_t kLeftStep = kPairs * sizeof(Left);
 constexpr int64_t kSmallest = 1 << 16;          // weights that are worth another thread, some 10 µs
 
 // Rows of bfloat16, one every `bytes`.
@@ -123,17 +124,32 @@ SIMD void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int
 #endif
 
 // The same without tiles; rows are those of `Left` here.
+//
+// Weights are gone over by stretches that stay near for all rows. Each time that one is, a share of what follows it in memory is fetched, so
+// that memory never waits while what is at hand is multiplied. What follows the last panel is, as a rule, the next product's first.
 template <class Write>
 SIMD void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64_t end, const Write& write) {
-  alignas(64) float sums[kRowsAtOnce * kPanel];
-  const int64_t most = rows_at_once(x.count), ahead = weight.near ? 0 : kVectorsAhead * kStepBytes;
+  static thread_local std::vector<float, Aligned<float>> room;
+  const bool in_one = weight.steps <= kStretch;
+  const int64_t most = rows_at_once(x.count), lead = std::min(weight.steps, kStretch) * kStepBytes;
+  const int64_t times = (x.count + most - 1) / most * tiles_apart(most), lines = weight.near ? 0 : (kStepBytes / kRowBytes + times - 1) / times;
+  const auto kept = static_cast<size_t>((in_one ? most : x.count) * kPanel);
+  if (room.size() < kept) room.resize(kept);
   for (int64_t panel = begin; panel < end; ++panel) {
-    const Operand right{weight.data + panel * weight.steps * kStepBytes, kRowBytes, kTileBytes, kStepBytes};
-    for (int64_t row = 0; row < x.count; row += most) {
-      const int64_t count = std::min(most, x.count - row);
-      const Operand left{x.data + row * x.bytes, x.bytes, 0, kPairs * static_cast<int64_t>(sizeof(Left))};
-      multiply_some<2>(left, count, right, weight.steps, Sums{sums, kPanel, kTile}, false, row == 0 ? ahead : 0);
-      for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums + each * kPanel);
+    for (int64_t step = 0; step < weight.steps; step += kStretch) {
+      const int64_t steps = std::min(kStretch, weight.steps - step);
+      const char* data = weight.data + (panel * weight.steps + step) * kStepBytes;
+      Ahead ahead{data + lead, lines};
+      for (int64_t row = 0; row < x.count; row += most) {
+        const int64_t count = std::min(most, x.count - row);
+        const Operand left{x.data + row * x.bytes + step * kLeftStep, x.bytes, 0, kLeftStep};
+        float* sums = room.data() + (in_one ? 0 : row * kPanel);
+        multiply_some<2>(left, count, {data, kRowBytes, kTileBytes, kStepBytes}, steps, Sums{sums, kPanel, kTile}, step > 0, ahead);
+        ahead = ahead.after(steps * tiles_apart(count));
+        if (ahead.data >= data + lead + steps * kStepBytes) ahead.lines = 0;
+        if (step + steps < weight.steps) continue;
+        for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums + each * kPanel);
+      }
     }
   }
 }

@@ -115,28 +115,39 @@ struct Sums {
   int64_t row, tile;
 };
 
-// By vectors: sums over `steps` of P pairs of the products of R rows with C tiles, added to what is there on request. What `b` has
-// `ahead` bytes further on is fetched (0: nothing is), no nearer than to the second-level cache: the first can wait for too few lines at once
-// to keep up with memory, and has no room for them.
+// What products fetch of what is read after them: so many lines a step, from an address on. No nearer than to the second-level cache: the
+// first can wait for too few lines at once to keep up with memory, and has no room for them.
+struct Ahead {
+  const char* data = nullptr;
+  int64_t lines = 0;
+
+  // Two of a step's lines, in each of its pairs until there are no more.
+  SIMD inline void fetch(int64_t pair) const {
+    if (2 * pair >= lines) return;
+    __builtin_prefetch(data + 2 * pair * kRowBytes, 0, 2);
+    __builtin_prefetch(data + (2 * pair + 1) * kRowBytes, 0, 2);
+  }
+
+  Ahead after(int64_t steps) const { return {data + steps * lines * kRowBytes, lines}; }
+};
+
+// By vectors: sums over `steps` of P pairs of the products of R rows with C tiles, added to what is there on request.
 #ifdef MOASERVE_TILES
 
 template <int R, int C, int P>
-SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
+SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   wide::Floats sums[R][C];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) sums[r][c] = add ? wide::load(out.data + r * out.row + c * out.tile) : wide::zero();
   }
-  for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step) {
+  for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step, ahead = ahead.after(1)) {
     for (int64_t pair = 0; pair < P; ++pair) {
+      ahead.fetch(pair);
       __m512bh right[C];
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) {
-        const char* from = b.data + c * b.tile + pair * b.row;
-        right[c] = (__m512bh)_mm512_loadu_si512(from);
-        if (ahead) __builtin_prefetch(from + ahead, 0, 2);
-      }
+      for (int c = 0; c < C; ++c) right[c] = (__m512bh)_mm512_loadu_si512(b.data + c * b.tile + pair * b.row);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         int32_t two;
@@ -161,7 +172,7 @@ constexpr int64_t kRowsAtOnce = 12;  // whose products with two tiles they are
 
 // What stands on the right is widened as it is read: of a pair in bfloat16, each half is the upper bits of a number in float32.
 template <int R, int C, int P>
-SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
+SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
   __m256 sums[R][C][2];
 #pragma GCC unroll 16
@@ -172,15 +183,11 @@ SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bo
       sums[r][c][0] = before.low, sums[r][c][1] = before.high;
     }
   }
-  for (int64_t step = 0; step < steps; ++step, b.data += b.step, a.data += a.step) {
-    if (ahead) {
-      for (int c = 0; c < C; ++c) {
-        for (int64_t pair = 0; pair < P; ++pair) __builtin_prefetch(b.data + c * b.tile + pair * b.row + ahead, 0, 2);
-      }
-    }
+  for (int64_t step = 0; step < steps; ++step, b.data += b.step, a.data += a.step, ahead = ahead.after(1)) {
     const char* left = a.data;
     const char* right = b.data;
     for (int64_t pair = 0; pair < P; ++pair, left += 2 * sizeof(Left), right += b.row) {
+      ahead.fetch(pair);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
         const __m256i low = wide::load_narrow(right + c * b.tile), high = wide::load_narrow(right + c * b.tile + kRowBytes / 2);
@@ -212,7 +219,7 @@ constexpr int64_t kRowsAtOnce = 5;  // whose products with one tile they are
 
 // The same of as many rows as there are registers for their sums, at most. Inlined, as a call for every panel of a single row would tell.
 template <int C, int P = kTile, int R = std::min(kSums / C, kRowsAtOnce)>
-SIMD __attribute__((always_inline)) inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead) {
+SIMD __attribute__((always_inline)) inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   if constexpr (R > 0) {
     if (rows == R) return multiply_rows<R, C, P>(a, b, steps, out, add, ahead);
     multiply_few<C, P, R - 1>(a, rows, b, steps, out, add, ahead);
@@ -221,16 +228,19 @@ SIMD __attribute__((always_inline)) inline void multiply_few(Operand a, int64_t 
 
 // The same of `kRowsAtOnce` rows, at most, if need be with some of the tiles after the others.
 template <int C, int P = kTile>
-SIMD __attribute__((always_inline)) inline void multiply_some(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, int64_t ahead = 0) {
+SIMD __attribute__((always_inline)) inline void multiply_some(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, Ahead ahead = {}) {
   if constexpr (C > 1) {
     if (rows > kSums / C) {
       multiply_some<C / 2, P>(a, rows, b, steps, out, add, ahead);
       b.data += C / 2 * b.tile, out.data += C / 2 * out.tile;
-      return multiply_some<C - C / 2, P>(a, rows, b, steps, out, add, ahead);
+      return multiply_some<C - C / 2, P>(a, rows, b, steps, out, add, ahead.after(steps));
     }
   }
   multiply_few<C, P>(a, rows, b, steps, out, add, ahead);
 }
+
+// How many times `multiply_some` goes over two tiles for so many rows.
+inline int64_t tiles_apart(int64_t rows) { return rows > kSums / 2 ? 2 : 1; }
 
 // Rows that are multiplied at once, so that all have about as many.
 inline int64_t rows_at_once(int64_t rows) {

@@ -49,7 +49,7 @@ def rows(count: int, size: int) -> Tensor:
     return torch.randn(count, size, generator=torch.Generator().manual_seed(count)).bfloat16()
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(32, 32), (480, 288), (96, 768), (8192, 64)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(32, 32), (480, 288), (96, 768), (8192, 64), (64, 4128)])
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 33, 35, 80, 257])
 def test_products_are_pytorchs(outputs: int, inputs: int, count: int) -> None:
     x, matrix = rows(count, inputs), weight(outputs, inputs)
@@ -58,8 +58,9 @@ def test_products_are_pytorchs(outputs: int, inputs: int, count: int) -> None:
     torch.testing.assert_close(out.float(), x.float() @ matrix.float().T, atol=0.05, rtol=0.01)
 
 
-def test_a_rows_products_are_the_same_whatever_comes_with_it() -> None:
-    x, matrix = rows(100, 288), tiled(weight(480, 288))
+@pytest.mark.parametrize("inputs", [288, 4128])
+def test_a_rows_products_are_the_same_whatever_comes_with_it(inputs: int) -> None:
+    x, matrix = rows(100, inputs), tiled(weight(480, inputs))
     together = tiled_linear(x, matrix)
     for count in (1, 5, 16, 17, 33, 47):
         assert torch.equal(tiled_linear(x[:count], matrix), together[:count])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from models.config import DecoderConfig, RopeConfig
 from models.errors import CheckpointError
 from models.loader import load_target
 
-TARGET = Path(__file__).parents[1] / "fixtures" / "llama-n0" / "target"
+ROOT = Path(__file__).parents[2]
+TARGET = ROOT / "tests" / "fixtures" / "llama-n0" / "target"
 CONFIG: dict[str, Any] = json.loads((TARGET / "config.json").read_text())
 
 
@@ -205,3 +208,17 @@ def test_a_misshapen_tensor_is_named(checkpoint: Callable[..., Path], name: str,
 def test_rotary_buffers_of_old_checkpoints_are_ignored(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
     assert load_target(folder, dtype=torch.float32)[0].config.num_layers == 4
+
+
+def test_nothing_of_pytorchs_compiler_is_imported() -> None:
+    """It takes two seconds of every start."""
+    script = """
+import sys, torch
+from models.loader import load_drafter, load_target
+target, tokenizer = load_target("models/pretrained/concierge", dtype=torch.float32)
+load_drafter("models/pretrained/concierge-moa", target.config, dtype=torch.float32)
+assert tokenizer is not None
+sys.exit(", ".join({"torch._dynamo", "torch._inductor", "sympy"} & sys.modules.keys()) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
