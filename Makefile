@@ -38,7 +38,7 @@ bench: $(VENV)/.installed
 	@exec $(BIN)/moaserve bench offline $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-docker: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m docker tests/integration/test_docker.py $(ARGS)

@@ -60,7 +60,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="module", params=["level by level", "entry and block", "paired", "paired block"])
+@pytest.fixture(scope="module", params=["level by level", "entry and block", "paired block"])
 def engines(
     request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Engine]]:

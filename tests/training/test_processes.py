@@ -60,7 +60,7 @@ def launch(jobs: Sequence[Job], folder: Path) -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
     )
     assert run.returncode == 0, run.stderr[-4000:]
 
