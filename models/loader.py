@@ -106,9 +106,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     """The folder's tokenizer with its chat template, or None where it has none."""
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         return None
-    declared = read_json(folder, "tokenizer_config.json").get("tokenizer_class")
-    # All that is left to find out is the model's type, and its own class of configurations would load PyTorch's compiler: seconds.
-    config = PreTrainedConfig.from_dict(read_json(folder, "config.json")) if declared else None
+    # Where a class is declared, all that is left to find out is the model's type. Its own class of configurations would load
+    # PyTorch's compiler, which takes seconds.
+    declared, config = read_json(folder, "tokenizer_config.json"), None
+    if "tokenizer_class" in declared and "auto_map" not in declared:
+        raw = read_json(folder, "config.json")
+        asked = {name: each for name, each in raw.items() if name in ("model_type", "model_name", "tokenizer_class")}
+        config = PreTrainedConfig.from_dict({**asked, "_name_or_path": str(folder)})
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
     return tokenizer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from models.config import DecoderConfig, RopeConfig
 from models.errors import CheckpointError
-from models.loader import load_target
+from models.loader import load_target, load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TARGET = ROOT / "tests" / "fixtures" / "llama-n0" / "target"
@@ -208,6 +210,19 @@ def test_a_misshapen_tensor_is_named(checkpoint: Callable[..., Path], name: str,
 def test_rotary_buffers_of_old_checkpoints_are_ignored(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
     assert load_target(folder, dtype=torch.float32)[0].config.num_layers == 4
+
+
+@pytest.mark.parametrize("declared", ["TokenizersBackend", "PreTrainedTokenizerFast", "LlamaTokenizerFast", "Qwen2Tokenizer", None])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_tokenizer_is_what_transformers_takes_it_for(tmp_path: Path, model_type: str, declared: str | None) -> None:
+    bundled = ROOT / "models" / "pretrained" / "concierge"
+    shutil.copy(bundled / "tokenizer.json", tmp_path)
+    settings = {**json.loads((bundled / "tokenizer_config.json").read_text()), "tokenizer_class": declared}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({name: each for name, each in settings.items() if each is not None}))
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": model_type, "rope_scaling": None}))
+    ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(ours) is type(theirs)
+    assert ours is not None and ours.encode("Grüße, 12 <|im_end|>") == theirs.encode("Grüße, 12 <|im_end|>")
 
 
 def test_nothing_of_pytorchs_compiler_is_imported() -> None:
