@@ -205,7 +205,7 @@ def load_leading(folder: Path, size: int, *, dtype: torch.dtype, device: torch.d
     config = target_config(folder)
     model = empty(lambda: LeadingLlama(config, size), dtype, device)
     if config.tie_word_embeddings:
-        model.tie_embeddings()  # to_empty gave each its own storage
+        model.tie_embeddings()  # each has memory of its own
     tensors = ShardedTensors(folder, Part(0, size))
     try:
         for ours, theirs in ends(config).items():

@@ -132,7 +132,7 @@ SIMD void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64
   static thread_local std::vector<float, Aligned<float>> room;
   const bool in_one = weight.steps <= kStretch;
   const int64_t most = rows_at_once(x.count), lead = std::min(weight.steps, kStretch) * kStepBytes;
-  const int64_t times = (x.count + most - 1) / most * tiles_apart(most), lines = weight.near ? 0 : (kStepBytes / kRowBytes + times - 1) / times;
+  const int64_t times = (x.count + most - 1) / most * tiles_apart(most), lines = weight.near ? 0 : 2 * ((kTile + times - 1) / times);
   const auto kept = static_cast<size_t>((in_one ? most : x.count) * kPanel);
   if (room.size() < kept) room.resize(kept);
   for (int64_t panel = begin; panel < end; ++panel) {

@@ -115,7 +115,7 @@ struct Sums {
   int64_t row, tile;
 };
 
-// What products fetch of what is read after them: so many lines a step, from an address on. No nearer than to the second-level cache: the
+// What products fetch of what is read after them: so many lines a step, two by two, from an address on. No nearer than to the second-level cache: the
 // first can wait for too few lines at once to keep up with memory, and has no room for them.
 struct Ahead {
   const char* data = nullptr;
