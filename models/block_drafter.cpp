@@ -1,13 +1,14 @@
 // A block drafter's trees in one call: SA and CA over the roots and their stand-ins, then level by level the recurrent head, the
 // LM head and the choice of nodes. Without it each level is a call of its own, and most of a call is not arithmetic.
 //
-// What is computed stands in moa_network.py and growth.py; the weights are bfloat16, and the streams of residuals and states float32.
+// What is computed stands in moa_network.py and growth.py; weights are of the type that is stored, and the streams of residuals and states float32.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <torch/custom_class.h>
 
+#include <limits>
 #include <optional>
 
 #include "cached_attention.h"
@@ -18,13 +19,14 @@ namespace {
 
 #ifdef MOASERVE_SIMD
 
-using at::BFloat16;
 using tiles::numbers;
+using tiles::written;
 
 // silu(gate) * up of what parents' states, nodes' tokens and their positions contribute together.
+template <class Number>
 struct StepGate {
-  tiles::Gate gate;
-  const BFloat16* const* tokens;
+  tiles::Gate<Number> gate;
+  const Number* const* tokens;
   const float* const* positions;
 
   SIMD inline void operator()(int64_t panel, int64_t row, const float* sums) const {
@@ -45,10 +47,11 @@ struct Texts {
   const int64_t *roots, *starts, *lengths, *memory_ends, *previous;
 
   explicit Texts(const at::Tensor& texts)
-      : count(texts.size(1)), roots(texts.const_data_ptr<int64_t>()), starts(roots + count), lengths(starts + count),
+      : count(texts.size(1)), roots(numbers<int64_t>(texts)), starts(roots + count), lengths(starts + count),
         memory_ends(lengths + count), previous(memory_ends + count) {}
 };
 
+template <class Number>
 struct BlockDrafter : torch::CustomClassHolder {
   // `tensors`: embedding, cosines and sines [positions, d/2], the head, the ids [K] that its outputs stand for, what these tokens
   // contribute to a step [K, 2I], the stand-ins; the block's norm of states and their weight, its norm of features and their
@@ -63,7 +66,9 @@ struct BlockDrafter : torch::CustomClassHolder {
     TORCH_CHECK(
         tensors_.size() == 24 || tensors_.size() == 26 || tensors_.size() == 33,
         "a block drafter has 24 tensors, with an entry 26, where memory is paired 33");
-    for (const at::Tensor& tensor : tensors_) TORCH_CHECK(tensor.is_contiguous(), "weights are dense");
+    for (const at::Tensor& tensor : tensors_) {
+      TORCH_CHECK(tensor.scalar_type() == at::kLong ? tensor.is_contiguous() : tiles::is_stored<Number>(tensor), "weights are dense and of one type");
+    }
     const auto layer = [&](size_t i) {
       return tiles::Layer{tensors_[i], tensors_[i + 1], tensors_[i + 2], tensors_[i + 3], tensors_[i + 4], tensors_[i + 5]};
     };
@@ -88,9 +93,9 @@ struct BlockDrafter : torch::CustomClassHolder {
     const at::Tensor features = run_block(caches, texts, positions);
     const at::Tensor of_positions = at::empty({texts.count * positions, step_}, floats);
     const at::Tensor normed = at::empty({texts.count * positions, size_}, embedding().options());
-    const auto* known_features = features.const_data_ptr<float>();
-    tiles::normalize(known_features, feature_norm(), eps_, normed);
-    tiles::product(tiles::rows_of(normed), tiles::Panels(from_feature()), tiles::ToFloats{of_positions.data_ptr<float>(), step_});
+    const auto* known_features = numbers<float>(features);
+    tiles::normalize<Number>(known_features, feature_norm(), eps_, normed);
+    tiles::product(tiles::rows_of(normed), tiles::Panels<Number>(from_feature()), tiles::ToFloats{written<float>(of_positions), step_});
 
     std::vector<growth::Sampling> settings = settings_of(sampling, texts.count);
     std::vector<growth::Tree> trees(texts.count);
@@ -106,7 +111,7 @@ struct BlockDrafter : torch::CustomClassHolder {
         std::vector<std::vector<growth::Likely>> likely;
         for (size_t node = 0; node < trees[text].open().size(); ++node, row += outputs_) {
           likely.push_back(growth::candidates(
-              row, outputs_, ids().const_data_ptr<int64_t>(), settings[text], texts.lengths[text] + level + 1,
+              row, outputs_, numbers<int64_t>(ids()), settings[text], texts.lengths[text] + level + 1,
               static_cast<float>(temperature), breadth));
         }
         reach += trees[text].grow(likely, breadth);
@@ -140,49 +145,49 @@ struct BlockDrafter : torch::CustomClassHolder {
     const at::Tensor out = at::empty({rows, size_}, options.dtype(at::kFloat)), queries = at::empty({rows, queries_}, options);
     const at::Tensor qkv = at::empty({rows, queries_ + kv_size}, options);
     const tiles::Room room(sa_, rows);
-    auto* stream = out.data_ptr<float>();
-    auto *projected = qkv.data_ptr<BFloat16>(), *asked = queries.data_ptr<BFloat16>(), *kept = caches[0].data_ptr<BFloat16>();
+    auto* stream = written<float>(out);
+    auto *projected = written<Number>(qkv), *asked = written<Number>(queries), *kept = written<Number>(caches[0]);
     tiles::for_rows(rows, [&](int64_t row) {
       const int64_t place = row % positions;
-      const BFloat16* from = place == 0 ? numbers(embedding()) + texts.roots[row / positions] * size_
-                                        : numbers(stand_ins()) + (place - 1) * size_;
+      const Number* from = place == 0 ? numbers<Number>(embedding()) + texts.roots[row / positions] * size_
+                                        : numbers<Number>(stand_ins()) + (place - 1) * size_;
       tiles::embed(from, size_, stream + row * size_);
     });
-    tiles::normalize(stream, sa_.input_norm, eps_, room.normed);
-    tiles::product(tiles::rows_of(room.normed), tiles::Panels(sa_.qkv), tiles::ToRows{projected, queries_ + kv_size});
+    tiles::normalize<Number>(stream, sa_.input_norm, eps_, room.normed);
+    tiles::product(tiles::rows_of(room.normed), tiles::Panels<Number>(sa_.qkv), tiles::ToRows<Number>{projected, queries_ + kv_size});
     tiles::for_rows(rows, [&](int64_t row) {
       const int64_t text = row / positions, place = row % positions;
-      const BFloat16* from = projected + row * (queries_ + kv_size);
-      BFloat16* keys = kept + (text * caches[0].size(1) + place) * kv_size;
+      const Number* from = projected + row * (queries_ + kv_size);
+      Number* keys = kept + (text * caches[0].size(1) + place) * kv_size;
       rotate(from, queries_, texts.lengths[text] + place, asked + row * queries_);
       rotate(from + queries_, kv_size / 2, texts.lengths[text] + place, keys);
       std::copy_n(from + queries_ + kv_size / 2, kv_size / 2, keys + kv_size / 2);
     });
     if (has_entry()) enter(caches[2], texts, positions, stream, room.normed);
-    tiles::finish(sa_, cached_attention(queries, caches[0], seen(caches[0], texts, positions), kv_heads_), eps_, stream, room);
+    tiles::finish<Number>(sa_, cached_attention(queries, caches[0], seen(caches[0], texts, positions), kv_heads_), eps_, stream, room);
 
-    tiles::normalize(stream, ca_.input_norm, eps_, room.normed);
-    tiles::product(tiles::rows_of(room.normed), tiles::Panels(ca_.qkv), tiles::ToRows{asked, queries_});
+    tiles::normalize<Number>(stream, ca_.input_norm, eps_, room.normed);
+    tiles::product(tiles::rows_of(room.normed), tiles::Panels<Number>(ca_.qkv), tiles::ToRows<Number>{asked, queries_});
     tiles::for_rows(rows, [&](int64_t row) {
       rotate(asked + row * queries_, queries_, texts.lengths[row / positions] + row % positions, asked + row * queries_);
     });
     const at::Tensor remembered = text_mask(caches[1], texts, texts.memory_ends).expand({-1, -1, positions * groups_, -1});
-    tiles::finish(ca_, cached_attention(queries, caches[1], remembered, kv_heads_), eps_, stream, tiles::Room(ca_, rows));
+    tiles::finish<Number>(ca_, cached_attention(queries, caches[1], remembered, kv_heads_), eps_, stream, tiles::Room(ca_, rows));
     return out;
   }
 
   // The heads of a row at a position of the text.
-  void rotate(const BFloat16* from, int64_t size, int64_t position, BFloat16* to) const {
+  void rotate(const Number* from, int64_t size, int64_t position, Number* to) const {
     const int64_t half = head_dim_ / 2;
-    const BFloat16 *cos = numbers(tensors_[1]) + position * half, *sin = numbers(tensors_[2]) + position * half;
+    const Number *cos = numbers<Number>(tensors_[1]) + position * half, *sin = numbers<Number>(tensors_[2]) + position * half;
     for (int64_t i = 0; i < size; i += head_dim_) tiles::rotate(from + i, cos, sin, half, to + i);
   }
 
   // What the stream starts from with an entry: the tokens' projection and the text's newest memory, in the place of embeddings, and
   // where memory is paired the projection of what stands before them.
   void enter(const at::Tensor& memories, const Texts& texts, int64_t positions, float* stream, const at::Tensor& normed) const {
-    tiles::normalize(stream, tensors_[24], eps_, normed);
-    const auto* memory = memories.const_data_ptr<BFloat16>();
+    tiles::normalize<Number>(stream, tensors_[24], eps_, normed);
+    const auto* memory = numbers<Number>(memories);
     for (int64_t row = 0; row < texts.count * positions; ++row) {
       const int64_t text = row / positions, end = texts.memory_ends[text];
       float* to = stream + row * size_;
@@ -194,36 +199,36 @@ struct BlockDrafter : torch::CustomClassHolder {
       const int64_t newest = std::min(paired() ? end : end - 1, memories.size(1) - 1);
       tiles::embed(memory + (text * memories.size(1) + newest) * size_, size_, to);
     }
-    tiles::product(tiles::rows_of(normed), tiles::Panels(tensors_[25]), tiles::AddToStream{stream, size_});
+    tiles::product(tiles::rows_of(normed), tiles::Panels<Number>(tensors_[25]), tiles::AddToStream{stream, size_});
     if (!paired()) return;
     const at::Tensor before = at::empty_like(normed);
-    auto* to = before.data_ptr<BFloat16>();
+    auto* to = written<Number>(before);
     for (int64_t row = 0; row < texts.count * positions; ++row, to += size_) {
       if (row % positions == 0) {
         norm_of_token(texts.previous[row / positions], tensors_[24], to);
       } else {
-        std::copy_n(numbers(normed) + (row - 1) * size_, size_, to);
+        std::copy_n(numbers<Number>(normed) + (row - 1) * size_, size_, to);
       }
     }
-    tiles::product(tiles::rows_of(before), tiles::Panels(tensors_[26]), tiles::AddToStream{stream, size_});
+    tiles::product(tiles::rows_of(before), tiles::Panels<Number>(tensors_[26]), tiles::AddToStream{stream, size_});
   }
 
   // A token's embedding, normalised.
-  SIMD void norm_of_token(int64_t token, const at::Tensor& weight, BFloat16* to) const {
+  SIMD void norm_of_token(int64_t token, const at::Tensor& weight, Number* to) const {
     std::vector<float> wide(size_);
-    tiles::embed(numbers(embedding()) + token * size_, size_, wide.data());
-    tiles::norm(wide.data(), numbers(weight), eps_, size_, to);
+    tiles::embed(numbers<Number>(embedding()) + token * size_, size_, wide.data());
+    tiles::norm(wide.data(), numbers<Number>(weight), eps_, size_, to);
   }
 
   // Additive masks [B, 1, 1, S] of a cache's tokens from the texts' starts to their `ends`; SA's scratch rows stay hidden.
   at::Tensor text_mask(const at::Tensor& cache, const Texts& texts, const int64_t* ends, int64_t scratch = 0) const {
     const int64_t span = std::min(scratch + std::max<int64_t>(1, *std::max_element(ends, ends + texts.count)), cache.size(1));
     const at::Tensor mask = at::empty({texts.count, 1, 1, span}, embedding().options());
-    auto* to = static_cast<uint16_t*>(mask.data_ptr());
+    auto* to = written<Number>(mask);
     for (int64_t text = 0; text < texts.count; ++text, to += span) {
-      std::fill_n(to, span, kHidden);
+      std::fill_n(to, span, static_cast<Number>(-std::numeric_limits<float>::infinity()));
       const int64_t first = std::min(texts.starts[text], ends[text]);
-      std::fill(to + scratch + first, to + scratch + ends[text], uint16_t{0});
+      std::fill(to + scratch + first, to + scratch + ends[text], Number(0));
     }
     return mask;
   }
@@ -233,11 +238,11 @@ struct BlockDrafter : torch::CustomClassHolder {
     const at::Tensor text = text_mask(cache, texts, texts.lengths, block_);
     const int64_t span = text.size(3), rows = positions * groups_;
     const at::Tensor mask = at::empty({texts.count, 1, rows, span}, embedding().options());
-    const auto* from = static_cast<const uint16_t*>(text.const_data_ptr());
-    auto* to = static_cast<uint16_t*>(mask.data_ptr());
+    const auto* from = numbers<Number>(text);
+    auto* to = written<Number>(mask);
     for (int64_t row = 0; row < texts.count * rows; ++row, to += span) {
       std::copy_n(from + row / rows * span, span, to);
-      std::fill_n(to, row % rows / groups_ + 1, uint16_t{0});
+      std::fill_n(to, row % rows / groups_ + 1, Number(0));
     }
     return mask;
   }
@@ -253,7 +258,9 @@ struct BlockDrafter : torch::CustomClassHolder {
           normed(at::empty({most, drafter.size_}, drafter.embedding().options())),
           gated(at::empty({most, drafter.step_ / 2}, normed.options())), logits(at::empty({most, drafter.outputs_}, states.options())) {}
 
-    tiles::Rows first_of(const at::Tensor& x) const { return {static_cast<const char*>(x.const_data_ptr()), x.size(1) * 2, rows}; }
+    tiles::Rows first_of(const at::Tensor& x) const {
+      return {static_cast<const char*>(x.const_data_ptr()), x.size(1) * x.element_size(), rows};
+    }
   };
 
   // States [B·w, E] of the trees' open nodes, from those of the level before.
@@ -264,26 +271,26 @@ struct BlockDrafter : torch::CustomClassHolder {
     const int64_t parents = levels.rows / texts;
     std::swap(levels.states, levels.before);
     levels.rows = texts * width;
-    auto* stream = levels.states.data_ptr<float>();
-    const auto* feature = features.const_data_ptr<float>();
+    auto* stream = written<float>(levels.states);
+    const auto* feature = numbers<float>(features);
     for (int64_t row = 0; row < levels.rows; ++row) {
       std::copy_n(feature + (row / width * positions + level) * size_, size_, stream + row * size_);
     }
     if (level == 0) return;  // a root may be any token, and has no parent
-    const auto* from = levels.before.const_data_ptr<float>();
-    auto* into = levels.normed.data_ptr<BFloat16>();
-    std::vector<const BFloat16*> tokens(levels.rows);
+    const auto* from = numbers<float>(levels.before);
+    auto* into = written<Number>(levels.normed);
+    std::vector<const Number*> tokens(levels.rows);
     std::vector<const float*> places(levels.rows);
     for (int64_t row = 0; row < levels.rows; ++row) {
       const growth::Open& node = trees[row / width].open()[row % width];
-      tokens[row] = numbers(of_known()) + node.output * step_;
-      places[row] = of_positions.const_data_ptr<float>() + (row / width * positions + level) * step_;
-      tiles::norm(from + (row / width * parents + node.parent) * size_, numbers(state_norm()), eps_, size_, into + row * size_);
+      tokens[row] = numbers<Number>(of_known()) + node.output * step_;
+      places[row] = numbers<float>(of_positions) + (row / width * positions + level) * step_;
+      tiles::norm(from + (row / width * parents + node.parent) * size_, numbers<Number>(state_norm()), eps_, size_, into + row * size_);
     }
-    const StepGate gate{{levels.gated.data_ptr<BFloat16>(), step_ / 2}, tokens.data(), places.data()};
+    const StepGate<Number> gate{{written<Number>(levels.gated), step_ / 2}, tokens.data(), places.data()};
     const bool near = stays_near_ && level > 1;
-    tiles::product(levels.first_of(levels.normed), tiles::Panels(from_state(), near), gate);
-    tiles::product(levels.first_of(levels.gated), tiles::Panels(down(), near), tiles::AddToStream{stream, size_});
+    tiles::product(levels.first_of(levels.normed), tiles::Panels<Number>(from_state(), near), gate);
+    tiles::product(levels.first_of(levels.gated), tiles::Panels<Number>(down(), near), tiles::AddToStream{stream, size_});
   }
 
   // What levels copy: nodes ask CA's first KV head for their token and the one before it, and what they find joins their states.
@@ -299,11 +306,11 @@ struct BlockDrafter : torch::CustomClassHolder {
       const at::Tensor normed = at::empty({2 * texts.count, drafter.size_}, options);
       for (int64_t row = 0; row < 2 * texts.count; ++row) {
         const int64_t token = row < texts.count ? texts.roots[row] : texts.previous[row - texts.count];
-        drafter.norm_of_token(token, drafter.tensors_[29], normed.data_ptr<BFloat16>() + row * drafter.size_);
+        drafter.norm_of_token(token, drafter.tensors_[29], written<Number>(normed) + row * drafter.size_);
       }
       const tiles::Rows rows = tiles::rows_of(normed);
-      tiles::product(rows, tiles::Panels(drafter.tensors_[30]), tiles::ToFloats{of_tokens_.data_ptr<float>(), whole});
-      tiles::product(rows, tiles::Panels(drafter.tensors_[31]), tiles::ToFloats{of_previous_.data_ptr<float>(), whole});
+      tiles::product(rows, tiles::Panels<Number>(drafter.tensors_[30]), tiles::ToFloats{written<float>(of_tokens_), whole});
+      tiles::product(rows, tiles::Panels<Number>(drafter.tensors_[31]), tiles::ToFloats{written<float>(of_previous_), whole});
     }
 
     // Adds what a level's open nodes find to its states.
@@ -315,7 +322,7 @@ struct BlockDrafter : torch::CustomClassHolder {
         const int64_t text = row / width;
         const growth::Open& node = trees[text].open()[row % width];
         outputs[row] = node.output;
-        BFloat16* to = queries.data_ptr<BFloat16>() + row * width_;
+        Number* to = written<Number>(queries) + row * width_;
         ask(level, text, node.output, level > 1 ? outputs_[text * parents + node.parent] : -1, to);
         drafter_.rotate(to, width_, texts_.lengths[text] + level, to);
       }
@@ -323,20 +330,20 @@ struct BlockDrafter : torch::CustomClassHolder {
       const at::Tensor mask = mask_.expand({-1, -1, width * drafter_.groups_, -1});
       const at::Tensor attended = cached_attention(queries, cache_, mask, drafter_.kv_heads_, sight_of(mask), 1);
       for (int64_t row = 0; row < levels.rows; ++row) {
-        std::copy_n(numbers(attended) + row * width_, width_, found_.data_ptr<BFloat16>() + row * found_.size(1));
+        std::copy_n(numbers<Number>(attended) + row * width_, width_, written<Number>(found_) + row * found_.size(1));
       }
-      const tiles::Panels weight(drafter_.from_copied(), drafter_.stays_near_ && level > 1);
-      tiles::product(levels.first_of(found_), weight, tiles::AddToStream{levels.states.data_ptr<float>(), drafter_.size_});
+      const tiles::Panels<Number> weight(drafter_.from_copied(), drafter_.stays_near_ && level > 1);
+      tiles::product(levels.first_of(found_), weight, tiles::AddToStream{written<float>(levels.states), drafter_.size_});
     }
 
    private:
     // Queries of a token and the one before it, by the head's outputs; those of the text itself stand for no output.
-    SIMD void ask(int64_t level, int64_t text, int64_t token, int64_t previous, BFloat16* to) const {
-      const BFloat16* known = numbers(drafter_.copied_tokens()) + std::max<int64_t>(token, 0) * width_;
-      const BFloat16* known_before = numbers(drafter_.copied_previous()) + std::max<int64_t>(previous, 0) * width_;
+    SIMD void ask(int64_t level, int64_t text, int64_t token, int64_t previous, Number* to) const {
+      const Number* known = numbers<Number>(drafter_.copied_tokens()) + std::max<int64_t>(token, 0) * width_;
+      const Number* known_before = numbers<Number>(drafter_.copied_previous()) + std::max<int64_t>(previous, 0) * width_;
       const int64_t whole = of_tokens_.size(1);
-      const float* root = of_tokens_.const_data_ptr<float>() + text * whole;
-      const float* before = of_previous_.const_data_ptr<float>() + (level == 0 ? texts_.count + text : text) * whole;
+      const float* root = numbers<float>(of_tokens_) + text * whole;
+      const float* before = numbers<float>(of_previous_) + (level == 0 ? texts_.count + text : text) * whole;
       const wide::Mask all = wide::first(tiles::kTile);
       for (int64_t i = 0; i < width_; i += tiles::kTile) {
         const wide::Floats own = level == 0 ? wide::load(root + i) : wide::widen(all, known + i);
@@ -357,11 +364,11 @@ struct BlockDrafter : torch::CustomClassHolder {
 
   // The head's outputs [B·w, K] for the level's states.
   const float* logits_of(const Levels& levels, bool near) const {
-    const auto* states = levels.states.const_data_ptr<float>();
-    auto *entering = levels.normed.data_ptr<BFloat16>();
+    const auto* states = numbers<float>(levels.states);
+    auto *entering = written<Number>(levels.normed);
     for (int64_t row = 0; row < levels.rows; ++row) tiles::narrow_row(states + row * size_, size_, entering + row * size_);
-    auto* logits = levels.logits.data_ptr<float>();
-    tiles::product(levels.first_of(levels.normed), tiles::Panels(head(), near), tiles::ToFloats{logits, outputs_});
+    auto* logits = written<float>(levels.logits);
+    tiles::product(levels.first_of(levels.normed), tiles::Panels<Number>(head(), near), tiles::ToFloats{logits, outputs_});
     return logits;
   }
 
@@ -372,8 +379,8 @@ struct BlockDrafter : torch::CustomClassHolder {
     for (size_t text = 0; text < trees.size(); ++text) {
       const int64_t at = static_cast<int64_t>(text) * count;
       trees[text].best(
-          count, ids().const_data_ptr<int64_t>(), tokens.data_ptr<int64_t>() + at, parents.data_ptr<int64_t>() + at,
-          probabilities.data_ptr<float>() + at);
+          count, numbers<int64_t>(ids()), written<int64_t>(tokens) + at, written<int64_t>(parents) + at,
+          written<float>(probabilities) + at);
     }
     return {tokens, parents, probabilities};
   }
@@ -383,9 +390,9 @@ struct BlockDrafter : torch::CustomClassHolder {
     if (sampling.empty()) return settings;
     for (int64_t text = 0; text < texts; ++text) {
       settings[text] = {
-          sampling[0].const_data_ptr<int64_t>()[text], sampling[1].const_data_ptr<bool>()[text],
-          sampling[2].const_data_ptr<float>()[text],   sampling[3].const_data_ptr<int64_t>()[text],
-          sampling[4].const_data_ptr<float>()[text],   sampling[5].const_data_ptr<float>()[text]};
+          numbers<int64_t>(sampling[0])[text], numbers<bool>(sampling[1])[text],
+          numbers<float>(sampling[2])[text],   numbers<int64_t>(sampling[3])[text],
+          numbers<float>(sampling[4])[text],   numbers<float>(sampling[5])[text]};
     }
     return settings;
   }
@@ -403,7 +410,7 @@ struct BlockDrafter : torch::CustomClassHolder {
     for (size_t i = 0; i < caches.size(); ++i) {
       const at::Tensor& cache = caches[i];
       TORCH_CHECK(
-          cache.is_contiguous() && cache.scalar_type() == at::kBFloat16 && cache.dim() == 3 && cache.size(0) == texts.count &&
+          tiles::is_stored<Number>(cache) && cache.dim() == 3 && cache.size(0) == texts.count &&
               cache.size(1) > 0 && cache.size(2) == (i < 2 ? kv_size : size_),
           "a cache has other sizes");
     }
@@ -430,6 +437,7 @@ struct BlockDrafter : torch::CustomClassHolder {
 
 #else
 
+template <class Number>
 struct BlockDrafter : torch::CustomClassHolder {
   BlockDrafter(std::vector<at::Tensor>, int64_t, int64_t, double) {
     TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
@@ -444,8 +452,14 @@ struct BlockDrafter : torch::CustomClassHolder {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(moaserve, library) {
-  library.class_<BlockDrafter>("BlockDrafter")
+template <class Number>
+void add_block_drafter(torch::Library& library, const char* name) {
+  library.class_<BlockDrafter<Number>>(name)
       .def(torch::init<std::vector<at::Tensor>, int64_t, int64_t, double>())
-      .def("draft", &BlockDrafter::draft);
+      .def("draft", &BlockDrafter<Number>::draft);
+}
+
+TORCH_LIBRARY_FRAGMENT(moaserve, library) {
+  add_block_drafter<at::BFloat16>(library, "BlockDrafter_bfloat16");
+  add_block_drafter<float>(library, "BlockDrafter_float32");
 }

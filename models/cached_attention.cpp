@@ -1,5 +1,5 @@
-// Attention of rows over a cache of keys and values in bfloat16, by tiles or by vectors: what PyTorch's own kernel spends on few rows
-// is mostly packing, and it reads every text's rows as far as the longest goes.
+// Attention of rows over a cache of keys and values, of bfloat16 by tiles or by vectors, of float32 by vectors: what PyTorch's own kernel
+// spends on few rows is mostly packing, and it reads every text's rows as far as the longest goes.
 //
 // Stretches of 32 cache rows that none of 32 query rows may see are passed over; which those are is found once for all heads, and by a
 // decoder for all layers. Softmax is online (arXiv 2205.14135), in float32.
@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -92,6 +93,11 @@ void by_tiles(
 
 #endif
 
+Seen seen_of(bool differs_from_hidden, bool differs_from_visible) {
+  if (!differs_from_hidden) return Seen::kNothing;
+  return differs_from_visible ? Seen::kSome : Seen::kAll;
+}
+
 // What `rows` of a mask, one every `mask_row` numbers, see of a block of cache rows, of which `count` are within the span.
 SIMD Seen what_is_seen(const at::BFloat16* row, int64_t mask_row, int64_t rows, int64_t count) {
   const wide::Words hidden = wide::all_words(kHidden);
@@ -101,29 +107,55 @@ SIMD Seen what_is_seen(const at::BFloat16* row, int64_t mask_row, int64_t rows, 
     any = wide::either(any, values);
     differs = wide::either(differs, wide::differing(values, hidden));
   }
-  if (wide::is_zero(differs)) return Seen::kNothing;
-  return wide::is_zero(any) ? Seen::kAll : Seen::kSome;
+  return seen_of(!wide::is_zero(differs), !wide::is_zero(any));
+}
+
+SIMD Seen what_is_seen(const float* row, int64_t mask_row, int64_t rows, int64_t count) {
+  const wide::Floats hidden = wide::all(-std::numeric_limits<float>::infinity());
+  wide::Mask all_hidden = wide::first(kTile), all_visible = wide::first(kTile);
+  for (int64_t i = 0; i < rows; ++i, row += mask_row) {
+    for (int64_t half = 0; half < kSightBlock; half += kTile) {
+      const wide::Floats values = wide::load_mask(count - half, row + half);
+      all_hidden &= wide::equal(values, hidden);
+      all_visible &= wide::equal(values, wide::zero());
+    }
+  }
+  return seen_of(all_hidden != wide::first(kTile), all_visible != wide::first(kTile));
+}
+
+template <class Number>
+void add_sight(const at::Tensor& mask, Sight& sight) {
+  const int64_t rows = mask.size(2), span = mask.size(3);
+  for (int64_t text = 0; text < mask.size(0); ++text) {
+    for (int64_t first = 0; first < rows; first += kSightRows) {
+      const auto* row = mask.const_data_ptr<Number>() + text * mask.stride(0) + first * mask.stride(2);
+      for (int64_t start = 0; start < span; start += kSightBlock) {
+        sight.push_back(what_is_seen(row + start, mask.stride(2), std::min(kSightRows, rows - first), span - start));
+      }
+    }
+  }
 }
 
 constexpr int64_t kUnit = 128;  // rows of queries that one thread takes at a time
 
+template <class Number>
 void by_vectors(
     const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s, const Sight& sight, at::Tensor& out) {
-  const auto* queries_data = queries.const_data_ptr<at::BFloat16>();
-  const auto* kv_data = kv.const_data_ptr<at::BFloat16>();
-  const auto* mask_data = mask.const_data_ptr<at::BFloat16>();
-  auto* out_data = out.data_ptr<at::BFloat16>();
+  const auto* queries_data = queries.const_data_ptr<Number>();
+  const auto* kv_data = kv.const_data_ptr<Number>();
+  const auto* mask_data = mask.const_data_ptr<Number>();
+  auto* out_data = out.data_ptr<Number>();
   const vectors::Layout layout{s.asked * s.head_dim, kv.stride(1), s.kv_heads * s.head_dim, mask.stride(2), s.span, s.head_dim};
   const int64_t groups = groups_of(s.rows), blocks = blocks_of(s.span), units = (s.rows + kUnit - 1) / kUnit;
   // Heads stay together, for what is fetched for one is there for the others, unless there are too few units for all threads.
   const int64_t heads = s.batch * units < at::get_num_threads() ? 1 : s.asked, parts = s.asked / heads;
   const int64_t cost = s.span * heads * std::max<int64_t>(1, std::min(kUnit, s.rows) / kTile);
   at::parallel_for(0, s.batch * units * parts, std::max<int64_t>(1, kSmallest / cost), [&](int64_t begin, int64_t end) {
-    vectors::Attention attention(layout, std::min(kUnit, s.rows), heads);
+    vectors::Attention<Number> attention(layout, std::min(kUnit, s.rows), heads);
     for (int64_t index = begin; index < end; ++index) {
       const int64_t part = index % parts, unit = index / parts % units, text = index / parts / units, first = unit * kUnit;
       const int64_t offset = (text * s.rows + first) * layout.query_row;
-      const vectors::Text one{
+      const vectors::Text<Number> one{
           queries_data + offset, kv_data + text * kv.stride(0), mask_data + text * mask.stride(0) + first * layout.mask_row,
           sight.data() + (text * groups + first / vectors::kGroup) * blocks, std::min(kUnit, s.rows - first), blocks};
       attention.run(one, part * heads, heads, out_data + offset);
@@ -131,13 +163,15 @@ void by_vectors(
   });
 }
 
+// Whether a tensor's rows are dense, and of a type that operators know.
 bool is_dense(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 && tensor.stride(-1) == 1;
+  return (tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kFloat) && tensor.stride(-1) == 1;
 }
 
-bool suits_tiles(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s) {
+bool suits(const at::Tensor& queries, const at::Tensor& kv, const at::Tensor& mask, const Shape& s) {
   const bool sizes = s.span > 0 && s.head_dim % kTile == 0 && s.head_dim <= kMaxHeadDim;
-  return sizes && tiles::available() && is_dense(queries) && is_dense(kv) && is_dense(mask) && queries.is_contiguous();
+  const bool same = queries.scalar_type() == kv.scalar_type() && kv.scalar_type() == mask.scalar_type();
+  return sizes && same && tiles::available() && is_dense(queries) && is_dense(kv) && is_dense(mask) && queries.is_contiguous();
 }
 
 #endif
@@ -148,16 +182,8 @@ Sight sight_of(const at::Tensor& mask) {
   Sight sight;
 #ifdef MOASERVE_SIMD
   if (!tiles::available() || !is_dense(mask)) return sight;
-  const int64_t batch = mask.size(0), rows = mask.size(2), span = mask.size(3), groups = groups_of(rows), blocks = blocks_of(span);
-  sight.reserve(batch * groups * blocks);
-  for (int64_t text = 0; text < batch; ++text) {
-    for (int64_t first = 0; first < rows; first += 2 * kTile) {
-      const auto* row = mask.const_data_ptr<at::BFloat16>() + text * mask.stride(0) + first * mask.stride(2);
-      for (int64_t start = 0; start < span; start += kSightBlock) {
-        sight.push_back(what_is_seen(row + start, mask.stride(2), std::min(2 * kTile, rows - first), span - start));
-      }
-    }
-  }
+  sight.reserve(mask.size(0) * groups_of(mask.size(2)) * blocks_of(mask.size(3)));
+  mask.scalar_type() == at::kFloat ? add_sight<float>(mask, sight) : add_sight<at::BFloat16>(mask, sight);
 #endif
   return sight;
 }
@@ -167,15 +193,16 @@ at::Tensor cached_attention(
     int64_t asked) {
   const Shape shape = checked(queries, kv, mask, kv_heads, asked > 0 ? asked : kv_heads);
 #ifdef MOASERVE_SIMD
-  if (suits_tiles(queries, kv, mask, shape)) {
+  if (suits(queries, kv, mask, shape)) {
     at::Tensor out = at::empty_like(queries);
+    const bool narrow = queries.scalar_type() == at::kBFloat16;
 #ifdef MOASERVE_TILES
-    if (tiles::by_tiles()) {
+    if (narrow && tiles::by_tiles()) {
       by_tiles(queries, kv, mask, shape, sight, out);
       return out;
     }
 #endif
-    by_vectors(queries, kv, mask, shape, sight, out);
+    narrow ? by_vectors<at::BFloat16>(queries, kv, mask, shape, sight, out) : by_vectors<float>(queries, kv, mask, shape, sight, out);
     return out;
   }
 #endif

@@ -1,11 +1,11 @@
-"""The operator with which compiled decoders attend to a cache where the CPU multiplies tiles; see ``cached_attention.cpp``."""
+"""The operator with which compiled decoders attend to a cache; see ``cached_attention.cpp``."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from models.tiles import LIBRARY, has_operators
+from models.tiles import LIBRARY, TYPES, has_operators
 
 LIBRARY.define("cached_attention(Tensor queries, Tensor kv, Tensor mask, int kv_heads) -> Tensor")
 
@@ -38,4 +38,4 @@ def cached_attention(queries: Tensor, kv: Tensor, mask: Tensor, kv_heads: int) -
 
 def suits(dtype: torch.dtype, head_dim: int) -> bool:
     """Whether this CPU has what the operator is for, and it takes heads of this size."""
-    return has_operators() and dtype == torch.bfloat16 and head_dim % 16 == 0 and head_dim <= 256
+    return has_operators() and dtype in TYPES and head_dim % 16 == 0 and head_dim <= 256

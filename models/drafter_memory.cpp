@@ -2,7 +2,7 @@
 // of the memory that comes of it, and SA's of the tokens' embeddings. Where memory is paired, CA's are those of the tokens before:
 // only now is it known what follows them.
 //
-// What is computed stands in moa.py and moa_network.py; the weights are bfloat16, and streams of residuals float32.
+// What is computed stands in moa.py and moa_network.py; weights are of the type that is stored, and streams of residuals float32.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -16,7 +16,6 @@ namespace {
 
 #ifdef MOASERVE_SIMD
 
-using at::BFloat16;
 using tiles::kTile;
 using tiles::numbers;
 
@@ -24,19 +23,20 @@ constexpr int64_t kMaxLayers = 64, kMaxHead = 256;
 constexpr int64_t kRowsAtOnce = 256;  // of layers of tokens, so that what LSA makes of them stays in the second-level cache
 
 // Attention of a token's layers over one another, for one KV head: they are so few that their scores are a vector or four.
+template <class Number>
 class AmongLayers {
  public:
   AmongLayers(int64_t layers, int64_t size) : layers_(layers), size_(size), vectors_((layers + kTile - 1) / kTile) {
     std::fill_n(keys_.data(), size * vectors_ * kTile, 0.0f);
   }
 
-  SIMD void key(int64_t layer, const BFloat16* key, const BFloat16* value) {
+  SIMD void key(int64_t layer, const Number* key, const Number* value) {
     for (int64_t i = 0; i < size_; ++i) keys_[i * vectors_ * kTile + layer] = static_cast<float>(key[i]);
     tiles::embed(value, size_, values_.data() + layer * kMaxHead);
   }
 
   // The layers' queries, one every `row` numbers, and where what they attend to goes, one every `out_row`.
-  void queries(const BFloat16* from, int64_t row, BFloat16* out, int64_t out_row) const {
+  void queries(const Number* from, int64_t row, Number* out, int64_t out_row) const {
     int64_t layer = 0;
     for (; layer + kAtOnce <= layers_; layer += kAtOnce) attend<kAtOnce>(from + layer * row, row, out + layer * out_row, out_row);
     for (; layer < layers_; ++layer) attend<1>(from + layer * row, row, out + layer * out_row, out_row);
@@ -46,7 +46,7 @@ class AmongLayers {
   static constexpr int kAtOnce = 4;  // queries: one's sums would make each addition wait for the one before
 
   template <int count>
-  SIMD void attend(const BFloat16* from, int64_t row, BFloat16* out, int64_t out_row) const {
+  SIMD void attend(const Number* from, int64_t row, Number* out, int64_t out_row) const {
     constexpr int kMost = kMaxLayers / kTile;
     wide::Floats scores[count][kMost];
     for (int q = 0; q < count; ++q) std::fill_n(scores[q], kMost, wide::zero());
@@ -101,13 +101,14 @@ class AmongLayers {
 };
 
 // Where the tokens' rows stand in a cache's dense window [slots, rows, width] of which `scratch` rows of each slot come first.
+template <class Number>
 struct Places {
   const at::Tensor& window;
   int64_t scratch;
 
   int64_t row(int64_t slot, int64_t position) const { return slot * window.size(1) + scratch + position; }
 
-  BFloat16* at(int64_t slot, int64_t position) const { return window.data_ptr<BFloat16>() + row(slot, position) * window.size(2); }
+  Number* at(int64_t slot, int64_t position) const { return window.data_ptr<Number>() + row(slot, position) * window.size(2); }
 };
 
 // Tokens [4, n], each [n].
@@ -120,6 +121,7 @@ struct Tokens {
         positions(slots + count) {}
 };
 
+template <class Number>
 struct DrafterMemory : torch::CustomClassHolder {
   // `tensors`: embedding, cosines and sines [positions, d/2], the weight and bias that lead from LSA to memory, the norm and the
   // weight of SA's keys and values, the same of CA's, cosines and sines of LSA's layers [L, d'/2], LSA's six (as a decoder's
@@ -132,9 +134,7 @@ struct DrafterMemory : torch::CustomClassHolder {
     TORCH_CHECK(
         tensors_.size() == 17 || tensors_.size() == 18 || tensors_.size() == 23,
         "a drafter's memory has 17 tensors, with an entry 18, where it is paired 23");
-    for (const at::Tensor& tensor : tensors_) {
-      TORCH_CHECK(tensor.scalar_type() == at::kBFloat16 && tensor.is_contiguous(), "weights are dense and bfloat16");
-    }
+    for (const at::Tensor& tensor : tensors_) TORCH_CHECK(tiles::is_stored<Number>(tensor), "weights are dense and of one type");
     lsa_ = {tensors_[11], tensors_[12], tensors_[13], tensors_[14], tensors_[15], tensors_[16]};
     size_ = tensors_[0].size(1), layers_ = tensors_[9].size(0), layer_size_ = lsa_.input_norm.size(0);
     TORCH_CHECK(layers_ <= kMaxLayers && lsa_head_dim <= kMaxHead, "LSA over ", layers_, " layers by heads of ", lsa_head_dim);
@@ -151,7 +151,7 @@ struct DrafterMemory : torch::CustomClassHolder {
     const at::Tensor stream = at::empty({tokens.count, size_}, tensors_[0].options().dtype(at::kFloat));
     auto* rows = stream.data_ptr<float>();
     embed(tokens.ids, tokens.count, rows);
-    keep(rows, tokens, 0, 5, Places{caches[0], scratches[1]});
+    keep(rows, tokens, 0, 5, Places<Number>{caches[0], scratches[1]});
     const int64_t portion = std::max<int64_t>(1, kRowsAtOnce / layers_);
     for (int64_t first = 0; first < tokens.count; first += portion) {
       const int64_t last = std::min(first + portion, tokens.count);
@@ -159,17 +159,17 @@ struct DrafterMemory : torch::CustomClassHolder {
     }
     if (!tapped.empty()) {
       const at::Tensor hidden = paired() ? normed_states(tapped[0]) : tapped[0];
-      tiles::product(tiles::rows_of(hidden), tiles::Panels(tensors_[17]), tiles::AddToStream{rows, size_});
+      tiles::product(tiles::rows_of(hidden), tiles::Panels<Number>(tensors_[17]), tiles::AddToStream{rows, size_});
     }
     if (paired()) {
       add_tokens(tokens.ids, tokens.count, 20, rows);
       add_tokens(tokens.previous, tokens.count, 21, rows);
     }
-    if (caches.size() > 2) write(rows, tokens, Places{caches[2], scratches[3]});
+    if (caches.size() > 2) write(rows, tokens, Places<Number>{caches[2], scratches[3]});
     if (paired()) {
       pair_before(tokens, caches, scratches);
     } else {
-      keep(rows, tokens, 0, 7, Places{caches[1], scratches[2]});
+      keep(rows, tokens, 0, 7, Places<Number>{caches[1], scratches[2]});
     }
   }
 
@@ -179,7 +179,7 @@ struct DrafterMemory : torch::CustomClassHolder {
     check(tokens_tensor, caches, scratches);
     const Tokens tokens(tokens_tensor);
     const at::Tensor stream = pair_before(tokens, caches, scratches);
-    write(stream.const_data_ptr<float>(), tokens, Places{caches[2], scratches[3]});
+    write(stream.const_data_ptr<float>(), tokens, Places<Number>{caches[2], scratches[3]});
   }
 
  private:
@@ -187,30 +187,30 @@ struct DrafterMemory : torch::CustomClassHolder {
   bool paired() const { return tensors_.size() > 18; }
 
   void embed(const int64_t* ids, int64_t count, float* rows) const {
-    tiles::for_rows(count, [&](int64_t row) { tiles::embed(numbers(tensors_[0]) + ids[row] * size_, size_, rows + row * size_); });
+    tiles::for_rows(count, [&](int64_t row) { tiles::embed(numbers<Number>(tensors_[0]) + ids[row] * size_, size_, rows + row * size_); });
   }
 
   // Rows of the stream, as memory.
-  void write(const float* rows, const Tokens& tokens, const Places& places) const {
+  void write(const float* rows, const Tokens& tokens, const Places<Number>& places) const {
     tiles::for_rows(tokens.count, [&](int64_t row) {
       tiles::narrow_row(rows + row * size_, size_, places.at(tokens.slots[row], tokens.positions[row]));
     });
   }
 
   // Keys and values of a layer's normed rows, into its cache, so many rows before the tokens' own; the weight stands behind the norm.
-  void keep(const float* rows, const Tokens& tokens, int64_t back, size_t norm, const Places& places) const {
+  void keep(const float* rows, const Tokens& tokens, int64_t back, size_t norm, const Places<Number>& places) const {
     const int64_t kv_size = 2 * kv_heads_ * head_dim_, half = head_dim_ / 2;
     const at::Tensor normed = at::empty({tokens.count, size_}, tensors_[0].options());
     const at::Tensor kv = at::empty({tokens.count, kv_size}, normed.options());
-    tiles::normalize(rows, tensors_[norm], eps_, normed);
-    tiles::product(tiles::rows_of(normed), tiles::Panels(tensors_[norm + 1]), tiles::ToRows{kv.data_ptr<BFloat16>(), kv_size});
+    tiles::normalize<Number>(rows, tensors_[norm], eps_, normed);
+    tiles::product(tiles::rows_of(normed), tiles::Panels<Number>(tensors_[norm + 1]), tiles::ToRows<Number>{kv.data_ptr<Number>(), kv_size});
     tiles::for_rows(tokens.count, [&](int64_t row) {
       const int64_t position = tokens.positions[row] - back, at = position * half;
       if (position < 0) return;
-      const BFloat16* from = numbers(kv) + row * kv_size;
-      BFloat16* to = places.at(tokens.slots[row], position);
+      const Number* from = numbers<Number>(kv) + row * kv_size;
+      Number* to = places.at(tokens.slots[row], position);
       for (int64_t i = 0; i < kv_size / 2; i += head_dim_) {
-        tiles::rotate(from + i, numbers(tensors_[1]) + at, numbers(tensors_[2]) + at, half, to + i);
+        tiles::rotate(from + i, numbers<Number>(tensors_[1]) + at, numbers<Number>(tensors_[2]) + at, half, to + i);
       }
       std::copy_n(from + kv_size / 2, kv_size / 2, to + kv_size / 2);
     });
@@ -220,13 +220,13 @@ struct DrafterMemory : torch::CustomClassHolder {
   at::Tensor pair_before(const Tokens& tokens, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) const {
     const at::Tensor stream = at::empty({tokens.count, size_}, tensors_[0].options().dtype(at::kFloat));
     auto* rows = stream.data_ptr<float>();
-    const Places memories{caches[2], scratches[3]};
+    const Places<Number> memories{caches[2], scratches[3]};
     tiles::for_rows(tokens.count, [&](int64_t row) {
       const int64_t position = std::max<int64_t>(0, tokens.positions[row] - 1);
       tiles::embed(memories.at(tokens.slots[row], position), size_, rows + row * size_);
     });
     add_tokens(tokens.ids, tokens.count, 22, rows);
-    keep(rows, tokens, 1, 7, Places{caches[1], scratches[2]});
+    keep(rows, tokens, 1, 7, Places<Number>{caches[1], scratches[2]});
     return stream;
   }
 
@@ -235,15 +235,15 @@ struct DrafterMemory : torch::CustomClassHolder {
     const at::Tensor wide = at::empty({count, size_}, tensors_[0].options().dtype(at::kFloat));
     const at::Tensor normed = at::empty({count, size_}, tensors_[0].options());
     embed(ids, count, wide.data_ptr<float>());
-    tiles::normalize(wide.const_data_ptr<float>(), tensors_[19], eps_, normed);
-    tiles::product(tiles::rows_of(normed), tiles::Panels(tensors_[weight]), tiles::AddToStream{rows, size_});
+    tiles::normalize<Number>(wide.const_data_ptr<float>(), tensors_[19], eps_, normed);
+    tiles::product(tiles::rows_of(normed), tiles::Panels<Number>(tensors_[weight]), tiles::AddToStream{rows, size_});
   }
 
   at::Tensor normed_states(const at::Tensor& hidden) const {
     const at::Tensor wide = at::empty(hidden.sizes(), hidden.options().dtype(at::kFloat)), normed = at::empty_like(hidden);
     auto* rows = wide.data_ptr<float>();
-    tiles::for_rows(hidden.size(0), [&](int64_t row) { tiles::embed(numbers(hidden) + row * size_, size_, rows + row * size_); });
-    tiles::normalize(rows, tensors_[18], eps_, normed);
+    tiles::for_rows(hidden.size(0), [&](int64_t row) { tiles::embed(numbers<Number>(hidden) + row * size_, size_, rows + row * size_); });
+    tiles::normalize<Number>(rows, tensors_[18], eps_, normed);
     return normed;
   }
 
@@ -260,36 +260,36 @@ struct DrafterMemory : torch::CustomClassHolder {
     auto* layers = x.data_ptr<float>();
     tiles::for_rows(all, [&](int64_t row) {
       const int64_t token = row / layers_;
-      const Places places{target[row % layers_], scratch};
+      const Places<Number> places{target[row % layers_], scratch};
       tiles::embed(places.at(slots[token], positions[token]), layer_size_, layers + row * layer_size_);
     });
-    tiles::normalize(layers, lsa_.input_norm, eps_, room.normed);
-    tiles::product(tiles::rows_of(room.normed), tiles::Panels(lsa_.qkv), tiles::ToRows{qkv.data_ptr<BFloat16>(), width});
+    tiles::normalize<Number>(layers, lsa_.input_norm, eps_, room.normed);
+    tiles::product(tiles::rows_of(room.normed), tiles::Panels<Number>(lsa_.qkv), tiles::ToRows<Number>{qkv.data_ptr<Number>(), width});
     at::parallel_for(0, count, std::max<int64_t>(1, tiles::kRowsPerThread / layers_), [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
-        attend(qkv.data_ptr<BFloat16>() + token * layers_ * width, width, q_size, attended.data_ptr<BFloat16>() + token * layers_ * q_size);
+        attend(qkv.data_ptr<Number>() + token * layers_ * width, width, q_size, attended.data_ptr<Number>() + token * layers_ * q_size);
       }
     });
-    tiles::finish(lsa_, attended, eps_, layers, room);
+    tiles::finish<Number>(lsa_, attended, eps_, layers, room);
     tiles::for_rows(count, [&](int64_t row) {
-      mean(layers + row * layers_ * layer_size_, summary.data_ptr<BFloat16>() + row * layer_size_);
-      tiles::embed(numbers(tensors_[4]), size_, rows + row * size_);
+      mean(layers + row * layers_ * layer_size_, summary.data_ptr<Number>() + row * layer_size_);
+      tiles::embed(numbers<Number>(tensors_[4]), size_, rows + row * size_);
     });
-    tiles::product(tiles::rows_of(summary), tiles::Panels(tensors_[3]), tiles::AddToStream{rows, size_});
+    tiles::product(tiles::rows_of(summary), tiles::Panels<Number>(tensors_[3]), tiles::AddToStream{rows, size_});
   }
 
   // One token's layers, [L, width] of queries, keys and values; queries and keys are rotated in place.
-  void attend(BFloat16* qkv, int64_t width, int64_t q_size, BFloat16* out) const {
+  void attend(Number* qkv, int64_t width, int64_t q_size, Number* out) const {
     const int64_t half = lsa_head_dim_ / 2, keys = lsa_kv_heads_ * lsa_head_dim_;
     for (int64_t layer = 0; layer < layers_; ++layer) {
-      for (BFloat16* head = qkv + layer * width; head < qkv + layer * width + q_size + keys; head += lsa_head_dim_) {
-        tiles::rotate(head, numbers(tensors_[9]) + layer * half, numbers(tensors_[10]) + layer * half, half, head);
+      for (Number* head = qkv + layer * width; head < qkv + layer * width + q_size + keys; head += lsa_head_dim_) {
+        tiles::rotate(head, numbers<Number>(tensors_[9]) + layer * half, numbers<Number>(tensors_[10]) + layer * half, half, head);
       }
     }
-    AmongLayers among(layers_, lsa_head_dim_);
+    AmongLayers<Number> among(layers_, lsa_head_dim_);
     for (int64_t kv = 0; kv < keys; kv += lsa_head_dim_) {
       for (int64_t layer = 0; layer < layers_; ++layer) {
-        const BFloat16* key = qkv + layer * width + q_size + kv;
+        const Number* key = qkv + layer * width + q_size + kv;
         among.key(layer, key, key + keys);
       }
       for (int64_t head = kv; head < q_size; head += keys) among.queries(qkv + head, width, out + head, q_size);
@@ -297,7 +297,7 @@ struct DrafterMemory : torch::CustomClassHolder {
   }
 
   // A token's mean over its layers [L, E_kv].
-  SIMD void mean(const float* layers, BFloat16* out) const {
+  SIMD void mean(const float* layers, Number* out) const {
     const wide::Floats share = wide::all(1.0f / static_cast<float>(layers_));
     for (int64_t i = 0; i < layer_size_; i += kTile) {
       wide::Floats sum = wide::zero();
@@ -314,7 +314,7 @@ struct DrafterMemory : torch::CustomClassHolder {
     TORCH_CHECK(tapped.size() == (has_entry() ? 1 : 0), "an entry reads hidden states, and nothing else does");
     for (const at::Tensor& hidden : tapped) {
       TORCH_CHECK(
-          hidden.is_contiguous() && hidden.scalar_type() == at::kBFloat16 && hidden.dim() == 2 && hidden.size(0) == tokens.size(1) &&
+          tiles::is_stored<Number>(hidden) && hidden.dim() == 2 && hidden.size(0) == tokens.size(1) &&
               hidden.size(1) == size_,
           "hidden states have other sizes");
     }
@@ -336,7 +336,7 @@ struct DrafterMemory : torch::CustomClassHolder {
 
   void check(const Tokens& tokens, const at::Tensor& window, int64_t width, int64_t scratch) const {
     TORCH_CHECK(
-        window.is_contiguous() && window.scalar_type() == at::kBFloat16 && window.dim() == 3 && window.size(2) == width,
+        tiles::is_stored<Number>(window) && window.dim() == 3 && window.size(2) == width,
         "a cache has other sizes");
     for (int64_t row = 0; row < tokens.count; ++row) {
       const int64_t slot = tokens.slots[row], position = tokens.positions[row];
@@ -353,6 +353,7 @@ struct DrafterMemory : torch::CustomClassHolder {
 
 #else
 
+template <class Number>
 struct DrafterMemory : torch::CustomClassHolder {
   DrafterMemory(std::vector<at::Tensor>, int64_t, int64_t, int64_t, int64_t, double) {
     TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
@@ -367,9 +368,15 @@ struct DrafterMemory : torch::CustomClassHolder {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(moaserve, library) {
-  library.class_<DrafterMemory>("DrafterMemory")
+template <class Number>
+void add_drafter_memory(torch::Library& library, const char* name) {
+  library.class_<DrafterMemory<Number>>(name)
       .def(torch::init<std::vector<at::Tensor>, int64_t, int64_t, int64_t, int64_t, double>())
-      .def("remember", &DrafterMemory::remember)
-      .def("pair", &DrafterMemory::pair);
+      .def("remember", &DrafterMemory<Number>::remember)
+      .def("pair", &DrafterMemory<Number>::pair);
+}
+
+TORCH_LIBRARY_FRAGMENT(moaserve, library) {
+  add_drafter_memory<at::BFloat16>(library, "DrafterMemory_bfloat16");
+  add_drafter_memory<float>(library, "DrafterMemory_float32");
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from models.errors import CheckpointError
 from models.layers import Linear
 from models.llama import Llama
 from models.moa import MoA
+from models.published_layer import layer_state, take
 
 PRETRAINED = Path(__file__).parent / "pretrained"
 BUNDLED = {"target": PRETRAINED / "concierge", "drafter": PRETRAINED / "concierge-moa"}
@@ -226,14 +227,6 @@ def _allocate(module: nn.Module, dtype: torch.dtype, device: torch.device | str)
             setattr(part, name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device)))
 
 
-def take(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """A tensor of a checkpoint; raises CheckpointError where there is none."""
-    try:
-        return tensors[name]
-    except KeyError:
-        raise CheckpointError(f"the checkpoint has no tensor {name!r}") from None
-
-
 def fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
     """Copy a complete state into the module, casting; names every tensor of the wrong shape."""
     wanted = {name: each for name, each in model.named_parameters(remove_duplicate=False) if not each.is_meta}
@@ -259,59 +252,8 @@ def ends(config: DecoderConfig) -> dict[str, str]:
 def _decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig, first_layer: int) -> dict[str, Tensor]:
     state = {name: take(tensors, theirs) for name, theirs in ends(config).items()}
     with torch.device("meta"):
-        shape = Llama(config).layers[0]
+        shape = Llama(config).borrowed(0)[0]
     for index in range(first_layer, config.num_layers):
         layer = layer_state(tensors, f"model.layers.{index}.", shape)
         state.update({f"layers.{index}.{name}": value for name, value in layer.items()})
-    return state
-
-
-def to_group_major(x: Tensor, kv_heads: int, dim: int, *, heads: int, inverse: bool = False) -> Tensor:
-    """Reorder query heads along ``dim`` from [kv head, group] to [group, kv head], or back."""
-    groups = heads // kv_heads
-    outer = (groups, kv_heads) if inverse else (kv_heads, groups)
-    size = x.shape[dim] // heads
-    out: Tensor = x.unflatten(dim, (*outer, size)).transpose(dim, dim + 1).flatten(dim, dim + 2)
-    return out
-
-
-def layer_state(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict[str, Tensor]:
-    """One published decoder layer -> our fused, group-major one."""
-    try:
-        return _fused_layer(tensors, prefix, layer)
-    except RuntimeError as error:  # torch refuses to join or split tensors of the wrong shape
-        raise CheckpointError(f"{prefix.rstrip('.')} has tensors whose shapes do not fit the config: {error}") from error
-
-
-def _fused_layer(tensors: Mapping[str, Tensor], prefix: str, layer: Any) -> dict[str, Tensor]:
-    heads, kv_heads = layer.num_heads, layer.num_kv_heads
-
-    def fused(names: Iterable[str], kind: str) -> Tensor:
-        parts = [take(tensors, f"{prefix}{name}.{kind}") for name in names]
-        return torch.cat(parts)
-
-    def queries(x: Tensor) -> Tensor:
-        return to_group_major(x, kv_heads, 0, heads=heads)
-
-    q_rows = layer.q_size
-    state: dict[str, Tensor] = {}
-    for kind in ("weight", "bias"):
-        if getattr(layer.qkv, kind) is not None:
-            qkv = fused(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), kind)
-            if qkv.shape[0] != q_rows + layer.kv_size:
-                raise CheckpointError(
-                    f"{prefix}self_attn q, k and v {kind}s have {qkv.shape[0]} rows, the config asks for {q_rows + layer.kv_size}"
-                )
-            state[f"qkv.{kind}"] = torch.cat((queries(qkv[:q_rows]), qkv[q_rows:]))
-        if getattr(layer.output, kind) is not None:
-            state[f"output.{kind}"] = take(tensors, f"{prefix}self_attn.o_proj.{kind}")
-        if getattr(layer.mlp.down, kind) is not None:
-            state[f"mlp.gate_up.{kind}"] = fused(("mlp.gate_proj", "mlp.up_proj"), kind)
-            state[f"mlp.down.{kind}"] = take(tensors, f"{prefix}mlp.down_proj.{kind}")
-    state["output.weight"] = to_group_major(state["output.weight"], kv_heads, 1, heads=heads)
-    state["input_norm.weight"] = take(tensors, f"{prefix}input_layernorm.weight")
-    state["mlp_norm.weight"] = take(tensors, f"{prefix}post_attention_layernorm.weight")
-    for name in ("q_norm", "k_norm"):
-        if getattr(layer, name) is not None:
-            state[f"{name}.weight"] = take(tensors, f"{prefix}self_attn.{name}.weight")
     return state

@@ -12,10 +12,10 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from models.eagle import Eagle
-from models.layers import DecoderLayer
 from models.llama import Llama
-from models.loader import MOA_EXTRAS, MOA_LAYERS, read_json, to_group_major
+from models.loader import MOA_EXTRAS, MOA_LAYERS, read_json
 from models.moa import MoA
+from models.published_layer import published_layer
 
 MAX_SHARD = "15MB"
 
@@ -29,7 +29,7 @@ def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloa
     tensors: dict[str, Tensor] = {}
     for ours, theirs in MOA_LAYERS.items():
         if (layer := getattr(drafter, ours)) is not None:
-            tensors.update(_published_layer(layer, f"{theirs}."))
+            tensors.update(published_layer(layer, f"{theirs}."))
     tensors["Ekv2E.weight"] = drafter.to_memory.weight
     if drafter.to_memory.bias is not None:
         tensors["Ekv2E.bias"] = drafter.to_memory.bias
@@ -79,7 +79,7 @@ def save_target(
     if not config.tie_word_embeddings:
         tensors["lm_head.weight"] = target.lm_head.weight
     for index, layer in enumerate(target.borrowed(0)):
-        tensors.update(_published_layer(layer, f"model.layers.{index}."))
+        tensors.update(published_layer(layer, f"model.layers.{index}."))
     _save(tensors, folder, dtype, max_shard)
     sizes = {
         "hidden_size": config.hidden_size,
@@ -121,26 +121,3 @@ def _save(tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype, max_shar
         for name, x in tensors.items()
     }
     write_weights(kept, folder, max_shard)
-
-
-def _published_layer(layer: DecoderLayer, prefix: str) -> dict[str, Tensor]:
-    """Our fused, group-major layer -> the published names; the inverse of the loader's."""
-    heads, kv_heads = layer.num_heads, layer.num_kv_heads
-    published: dict[str, Tensor] = {}
-    for kind in ("weight", "bias"):
-        if (qkv := getattr(layer.qkv, kind)) is not None:
-            queries, keys, values = qkv.split((layer.q_size, layer.kv_size // 2, layer.kv_size // 2))
-            published[f"self_attn.q_proj.{kind}"] = to_group_major(queries, kv_heads, 0, heads=heads, inverse=True)
-            published[f"self_attn.k_proj.{kind}"], published[f"self_attn.v_proj.{kind}"] = keys, values
-        if (gate_up := getattr(layer.mlp.gate_up, kind)) is not None:
-            published[f"mlp.gate_proj.{kind}"], published[f"mlp.up_proj.{kind}"] = gate_up.chunk(2)
-            published[f"mlp.down_proj.{kind}"] = getattr(layer.mlp.down, kind)
-    published["self_attn.o_proj.weight"] = to_group_major(layer.output.weight, kv_heads, 1, heads=heads, inverse=True)
-    if layer.output.bias is not None:
-        published["self_attn.o_proj.bias"] = layer.output.bias
-    published["input_layernorm.weight"] = layer.input_norm.weight
-    published["post_attention_layernorm.weight"] = layer.mlp_norm.weight
-    for name in ("q_norm", "k_norm"):
-        if (norm := getattr(layer, name)) is not None:
-            published[f"self_attn.{name}.weight"] = norm.weight
-    return {f"{prefix}{name}": tensor for name, tensor in published.items()}

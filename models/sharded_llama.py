@@ -21,8 +21,9 @@ from models.digest import WeightSample, sample_places
 from models.kv_cache import BlockPool, KVCache, KVWindow, heads_of
 from models.layers import DecoderLayer, Linear
 from models.llama import Llama
-from models.loader import empty, ends, fill, layer_state, optimize_for_inference, take, target_config
+from models.loader import empty, ends, fill, optimize_for_inference, target_config
 from models.orders import Orders, gathered
+from models.published_layer import layer_state, take
 from models.sharded_cache import LeadingCache
 from models.sharding import Layout, Part, ShardedTensors, layout_of, own_places, sharded, vocabulary_part
 
@@ -246,5 +247,5 @@ def load_follower(folder: Path, part: Part, *, dtype: torch.dtype, device: torch
 
 def _fill_layers(model: Llama, tensors: ShardedTensors, folder: Path) -> None:
     """A layer at a time: no more than one is there twice."""
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(model.borrowed(0)):
         fill(layer, layer_state(tensors, f"model.layers.{index}.", layer), folder)

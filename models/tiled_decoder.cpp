@@ -1,7 +1,7 @@
-// A Llama decoder in bfloat16, from token ids to the final norm, on CPUs that multiply it: what PyTorch's compiler makes of it spends more
-// than half of its time beside the products.
+// A Llama decoder, from token ids to the final norm, in bfloat16 or float32: what PyTorch's compiler makes of it spends more than half of
+// its time beside the products.
 //
-// The stream of residuals stays in float32; what enters products, keys and values are bfloat16. Every row is computed in the same
+// The stream of residuals stays in float32; what enters products, keys and values are of the type that is stored. Every row is computed in the same
 // way whatever rows are computed with it.
 
 #include <ATen/ops/empty.h>
@@ -14,10 +14,10 @@ namespace {
 
 #ifdef MOASERVE_SIMD
 
-using at::BFloat16;
 using tiles::Layer;
 using tiles::numbers;
 
+template <class Number>
 struct Decoder : torch::CustomClassHolder {
   // `tensors`: embedding, cosines and sines [positions, d/2], final norm, and six of each layer; products' weights are tiled, gates
   // and what they let through in turns of 16.
@@ -29,9 +29,7 @@ struct Decoder : torch::CustomClassHolder {
     for (size_t i = 4; i < tensors.size(); i += 6) {
       layers_.push_back({tensors[i], tensors[i + 1], tensors[i + 2], tensors[i + 3], tensors[i + 4], tensors[i + 5]});
     }
-    for (const at::Tensor& tensor : tensors) {
-      TORCH_CHECK(tensor.scalar_type() == at::kBFloat16 && tensor.is_contiguous(), "weights are dense and bfloat16");
-    }
+    for (const at::Tensor& tensor : tensors) TORCH_CHECK(tiles::is_stored<Number>(tensor), "weights are dense and of one type");
   }
 
   // Inputs as those of the compiled decoder (compiled.py): ids, positions and cache rows [B, rows], the mask, each layer's cache.
@@ -54,32 +52,32 @@ struct Decoder : torch::CustomClassHolder {
     const tiles::Room room(layers_[0], rows);
     const Sight sight = sight_of(mask);
     auto* stream = x.data_ptr<float>();
-    auto *projected = qkv.data_ptr<BFloat16>(), *asked = queries.data_ptr<BFloat16>();
-    tiles::for_rows(rows, [&](int64_t row) { tiles::embed(numbers(embedding_) + ids[row] * size, size, stream + row * size); });
+    auto *projected = qkv.data_ptr<Number>(), *asked = queries.data_ptr<Number>();
+    tiles::for_rows(rows, [&](int64_t row) { tiles::embed(numbers<Number>(embedding_) + ids[row] * size, size, stream + row * size); });
     for (size_t index = 0; index < layers_.size(); ++index) {
       const Layer& layer = layers_[index];
       const at::Tensor& cache = inputs[4 + index];
-      auto* kept = cache.data_ptr<BFloat16>();
-      tiles::normalize(stream, layer.input_norm, eps_, room.normed);
-      tiles::product(tiles::rows_of(room.normed), tiles::Panels(layer.qkv), tiles::ToRows{projected, q_size + kv_size});
+      auto* kept = cache.data_ptr<Number>();
+      tiles::normalize<Number>(stream, layer.input_norm, eps_, room.normed);
+      tiles::product(tiles::rows_of(room.normed), tiles::Panels<Number>(layer.qkv), tiles::ToRows<Number>{projected, q_size + kv_size});
       tiles::for_rows(rows, [&](int64_t row) {
-        const BFloat16 *cos = numbers(cos_) + positions[row] * half, *sin = numbers(sin_) + positions[row] * half;
-        const BFloat16* from = projected + row * (q_size + kv_size);
-        BFloat16 *to = asked + row * q_size, *keys = kept + write[row] * kv_size;
+        const Number *cos = numbers<Number>(cos_) + positions[row] * half, *sin = numbers<Number>(sin_) + positions[row] * half;
+        const Number* from = projected + row * (q_size + kv_size);
+        Number *to = asked + row * q_size, *keys = kept + write[row] * kv_size;
         for (int64_t i = 0; i < q_size; i += head_dim_) tiles::rotate(from + i, cos, sin, half, to + i);
         for (int64_t i = 0; i < kv_size / 2; i += head_dim_) tiles::rotate(from + q_size + i, cos, sin, half, keys + i);
         std::copy_n(from + q_size + kv_size / 2, kv_size / 2, keys + kv_size / 2);
       });
       if (wanted == 0 || index + 1 < layers_.size()) {
-        tiles::finish(layer, cached_attention(queries, cache, mask, kv_heads_, sight), eps_, stream, room);
+        tiles::finish<Number>(layer, cached_attention(queries, cache, mask, kv_heads_, sight), eps_, stream, room);
       } else if (wanted < rows) {
         const int64_t groups = mask.size(2) / rows;
         const at::Tensor asking = queries.slice(0, wanted), seen = mask.slice(2, wanted * groups);
         const at::Tensor attended = cached_attention(asking, cache, seen, kv_heads_, sight_of(seen));
-        tiles::finish(layer, attended, eps_, stream + wanted * size, tiles::Room(layer, rows - wanted));
+        tiles::finish<Number>(layer, attended, eps_, stream + wanted * size, tiles::Room(layer, rows - wanted));
       }
     }
-    if (wanted < rows) tiles::normalize(stream + wanted * size, norm_, eps_, out);
+    if (wanted < rows) tiles::normalize<Number>(stream + wanted * size, norm_, eps_, out);
     return {out};
   }
 
@@ -93,7 +91,7 @@ struct Decoder : torch::CustomClassHolder {
         "ids, positions and cache rows do not belong together");
     for (size_t index = 4; index < inputs.size(); ++index) {
       const at::Tensor& cache = inputs[index];
-      TORCH_CHECK(cache.is_contiguous() && cache.dim() == 3 && cache.size(2) == kv_size, "a layer's cache has other sizes");
+      TORCH_CHECK(tiles::is_stored<Number>(cache) && cache.dim() == 3 && cache.size(2) == kv_size, "a layer's cache has other sizes");
     }
     const int64_t cache_rows = inputs[4].size(0) * inputs[4].size(1);
     for (int64_t row = 0; row < rows; ++row) {
@@ -111,6 +109,7 @@ struct Decoder : torch::CustomClassHolder {
 
 #else
 
+template <class Number>
 struct Decoder : torch::CustomClassHolder {
   Decoder(const std::vector<at::Tensor>&, int64_t, int64_t, double) {
     TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
@@ -124,8 +123,14 @@ struct Decoder : torch::CustomClassHolder {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(moaserve, library) {
-  library.class_<Decoder>("Decoder")
+template <class Number>
+void add_decoder(torch::Library& library, const char* name) {
+  library.class_<Decoder<Number>>(name)
       .def(torch::init<std::vector<at::Tensor>, int64_t, int64_t, double>())
-      .def("run", &Decoder::run);
+      .def("run", &Decoder<Number>::run);
+}
+
+TORCH_LIBRARY_FRAGMENT(moaserve, library) {
+  add_decoder<at::BFloat16>(library, "Decoder_bfloat16");
+  add_decoder<float>(library, "Decoder_float32");
 }

@@ -1,4 +1,4 @@
-"""The target's layers, and its head, by one operator each where the CPU multiplies bfloat16; see the ``.cpp`` of these names."""
+"""The target's layers, and its head, by one operator each; see the ``.cpp`` of these names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from models import cached_attention, tiled_linear
 from models.graph_runner import of_dense
 from models.layers import DecoderLayer, Linear
 from models.llama import CompiledGraph, CompiledLayers, Llama
+from models.tiles import operator_class
 
 
 def suits(target: Llama) -> bool:
@@ -33,8 +34,9 @@ def tiled_decoder(target: Llama) -> CompiledLayers:
     dense = [tensor.to(target.dtype).contiguous() for tensor in others]
     layers = [layer for layer in target.layers if isinstance(layer, DecoderLayer)]
     numbers = sum(parameter.numel() for parameter in target.layers.parameters())
-    weights = tiled_linear.in_one_piece((tensor for layer in layers for tensor in layer_tensors(layer)), numbers)
-    decoder = torch.classes.moaserve.Decoder(dense + weights, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
+    weights = tiled_linear.in_one_piece((tensor for layer in layers for tensor in layer_tensors(layer)), numbers, target.dtype)
+    sizes = config.num_kv_heads, config.head_dim, config.rms_norm_eps
+    decoder = operator_class("Decoder", target.dtype)(dense + weights, *sizes)
 
     def run(inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
         hidden: list[Tensor] = decoder.run([each.contiguous() for each in inputs], wanted)
@@ -53,7 +55,8 @@ def tiled_head(target: Llama) -> CompiledGraph:
 
     Rounded to bfloat16, one row of logits in twenty or so would have two that are largest.
     """
-    return of_dense(torch.classes.moaserve.Head(tiled_linear.tiled(target.lm_head.weight.detach())).run)
+    weight = tiled_linear.tiled(target.lm_head.weight.detach())
+    return of_dense(operator_class("Head", weight.dtype)(weight).run)
 
 
 def layer_tensors(layer: DecoderLayer) -> list[Tensor]:

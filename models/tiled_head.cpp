@@ -1,4 +1,4 @@
-// The LM head in bfloat16: logits in float32 and each row's best token.
+// The LM head: logits in float32 and each row's best token.
 
 #include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
@@ -21,10 +21,11 @@ SIMD int64_t first_of_largest(const float* row, int64_t size) {
   return 0;  // where logits are not numbers
 }
 
+template <class Number>
 struct Head : torch::CustomClassHolder {
   explicit Head(at::Tensor weight) : weight_(std::move(weight)) {
     TORCH_CHECK(tiles::available(), "this CPU lacks what operators are compiled for");
-    TORCH_CHECK(weight_.dim() == 6 && weight_.is_contiguous() && weight_.scalar_type() == at::kBFloat16, "a head's weight is tiled");
+    TORCH_CHECK(weight_.dim() == 6 && tiles::is_stored<Number>(weight_), "a head's weight is tiled");
   }
 
   // Hidden states [n, E] -> logits [n, V], best tokens [n].
@@ -33,13 +34,12 @@ struct Head : torch::CustomClassHolder {
     const at::Tensor& hidden = inputs[0];
     const int64_t outputs = weight_.size(0) * tiles::kPanel;
     TORCH_CHECK(
-        hidden.dim() == 2 && hidden.is_contiguous() && hidden.scalar_type() == at::kBFloat16 &&
-            hidden.size(1) == weight_.size(1) * tiles::kPairs,
+        hidden.dim() == 2 && tiles::is_stored<Number>(hidden) && hidden.size(1) == weight_.size(1) * tiles::kPairs,
         "hidden states and head do not belong together");
     const at::Tensor logits = at::empty({hidden.size(0), outputs}, hidden.options().dtype(at::kFloat));
     const at::Tensor best = at::empty({hidden.size(0)}, hidden.options().dtype(at::kLong));
     auto* rows = logits.data_ptr<float>();
-    if (hidden.size(0) > 0) tiles::product(tiles::rows_of(hidden), tiles::Panels(weight_), tiles::ToFloats{rows, outputs});
+    if (hidden.size(0) > 0) tiles::product(tiles::rows_of(hidden), tiles::Panels<Number>(weight_), tiles::ToFloats{rows, outputs});
     tiles::for_rows(hidden.size(0), [&](int64_t row) { best.data_ptr<int64_t>()[row] = first_of_largest(rows + row * outputs, outputs); });
     return {logits, best};
   }
@@ -50,6 +50,7 @@ struct Head : torch::CustomClassHolder {
 
 #else
 
+template <class Number>
 struct Head : torch::CustomClassHolder {
   explicit Head(at::Tensor) {
     TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
@@ -63,6 +64,12 @@ struct Head : torch::CustomClassHolder {
 
 }  // namespace
 
+template <class Number>
+void add_head(torch::Library& library, const char* name) {
+  library.class_<Head<Number>>(name).def(torch::init<at::Tensor>()).def("run", &Head<Number>::run);
+}
+
 TORCH_LIBRARY_FRAGMENT(moaserve, library) {
-  library.class_<Head>("Head").def(torch::init<at::Tensor>()).def("run", &Head::run);
+  add_head<at::BFloat16>(library, "Head_bfloat16");
+  add_head<float>(library, "Head_float32");
 }

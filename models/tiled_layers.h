@@ -1,5 +1,5 @@
-// What layers are made of in bfloat16 besides products: norms, rotations, what becomes of products' sums, and the part of a layer that
-// follows attention. The stream of residuals is float32; what enters products, keys and values are bfloat16.
+// What layers are made of besides products: norms, rotations, what becomes of products' sums, and the part of a layer that follows
+// attention. The stream of residuals is float32; what enters products, keys and values are of the type that is stored, a `Number`.
 
 #pragma once
 
@@ -15,12 +15,11 @@
 
 namespace tiles {
 
-using at::BFloat16;
-
 constexpr int64_t kRowsPerThread = 64;  // of work that takes a microsecond a row
 
 // x / rms(x) * weight of a row.
-SIMD inline void norm(const float* x, const BFloat16* weight, double eps, int64_t size, BFloat16* out) {
+template <class Number>
+SIMD inline void norm(const float* x, const Number* weight, double eps, int64_t size, Number* out) {
   wide::Floats squares = wide::zero();
   for (int64_t i = 0; i < size; i += kTile) {
     const wide::Floats values = wide::load(x + i);
@@ -35,7 +34,8 @@ SIMD inline void norm(const float* x, const BFloat16* weight, double eps, int64_
 }
 
 // Halves (a, b) of a head become (a cos - b sin, b cos + a sin).
-SIMD inline void rotate(const BFloat16* head, const BFloat16* cos, const BFloat16* sin, int64_t half, BFloat16* out) {
+template <class Number>
+SIMD inline void rotate(const Number* head, const Number* cos, const Number* sin, int64_t half, Number* out) {
   for (int64_t i = 0; i < half; i += kTile) {
     const wide::Mask within = wide::first(half - i);
     const wide::Floats a = wide::widen(within, head + i), b = wide::widen(within, head + half + i);
@@ -45,11 +45,13 @@ SIMD inline void rotate(const BFloat16* head, const BFloat16* cos, const BFloat1
   }
 }
 
-SIMD inline void embed(const BFloat16* embedding, int64_t size, float* out) {
+template <class Number>
+SIMD inline void embed(const Number* embedding, int64_t size, float* out) {
   for (int64_t i = 0; i < size; i += kTile) wide::store(out + i, wide::widen(wide::first(size - i), embedding + i));
 }
 
-SIMD inline void narrow_row(const float* from, int64_t size, BFloat16* to) {
+template <class Number>
+SIMD inline void narrow_row(const float* from, int64_t size, Number* to) {
   for (int64_t i = 0; i < size; i += kTile) wide::narrow(wide::first(size - i), to + i, wide::load(from + i));
 }
 
@@ -78,8 +80,9 @@ struct ToFloats {
 };
 
 // silu(gate) * up, of panels whose first tile are gates and whose second what they let through.
+template <class Number>
 struct Gate {
-  BFloat16* out;
+  Number* out;
   int64_t width;
 
   SIMD inline void operator()(int64_t panel, int64_t row, const float* sums) const {
@@ -97,12 +100,24 @@ void for_rows(int64_t rows, const Work& work) {
   });
 }
 
-inline const BFloat16* numbers(const at::Tensor& tensor) {
-  return tensor.const_data_ptr<BFloat16>();
+template <class Number>
+const Number* numbers(const at::Tensor& tensor) {
+  return tensor.const_data_ptr<Number>();
+}
+
+template <class Number>
+Number* written(const at::Tensor& tensor) {
+  return tensor.data_ptr<Number>();
+}
+
+// Whether a tensor is dense, and of the type that is stored.
+template <class Number>
+bool is_stored(const at::Tensor& tensor) {
+  return tensor.scalar_type() == c10::CppTypeToScalarType<Number>::value && tensor.is_contiguous();
 }
 
 inline Rows rows_of(const at::Tensor& x) {
-  return {static_cast<const char*>(x.const_data_ptr()), x.size(1) * 2, x.size(0)};
+  return {static_cast<const char*>(x.const_data_ptr()), x.size(1) * x.element_size(), x.size(0)};
 }
 
 // Norms' weights, and products' as `tiled` lays them out; gates and what they let through in turns of 16.
@@ -120,19 +135,21 @@ struct Room {
 };
 
 // RMSNorm of all rows of the `stream` [n, size].
-inline void normalize(const float* stream, const at::Tensor& weight, double eps, const at::Tensor& out) {
+template <class Number>
+void normalize(const float* stream, const at::Tensor& weight, double eps, const at::Tensor& out) {
   const int64_t size = weight.size(0);
-  auto* to = out.data_ptr<BFloat16>();
-  for_rows(out.size(0), [&](int64_t row) { norm(stream + row * size, numbers(weight), eps, size, to + row * size); });
+  auto* to = out.data_ptr<Number>();
+  for_rows(out.size(0), [&](int64_t row) { norm(stream + row * size, numbers<Number>(weight), eps, size, to + row * size); });
 }
 
 // What follows attention: its output [n, h·d] joins the `stream` [n, size], and then what the MLP makes of that.
-inline void finish(const Layer& layer, const at::Tensor& attended, double eps, float* stream, const Room& room) {
+template <class Number>
+void finish(const Layer& layer, const at::Tensor& attended, double eps, float* stream, const Room& room) {
   const int64_t size = layer.mlp_norm.size(0), hidden = layer.down.size(1) * kPairs;
-  product(rows_of(attended), Panels(layer.output), AddToStream{stream, size});
-  normalize(stream, layer.mlp_norm, eps, room.normed);
-  product(rows_of(room.normed), Panels(layer.gate_up), Gate{room.gated.data_ptr<BFloat16>(), hidden});
-  product(rows_of(room.gated), Panels(layer.down), AddToStream{stream, size});
+  product(rows_of(attended), Panels<Number>(layer.output), AddToStream{stream, size});
+  normalize<Number>(stream, layer.mlp_norm, eps, room.normed);
+  product(rows_of(room.normed), Panels<Number>(layer.gate_up), Gate<Number>{room.gated.data_ptr<Number>(), hidden});
+  product(rows_of(room.gated), Panels<Number>(layer.down), AddToStream{stream, size});
 }
 
 }  // namespace tiles

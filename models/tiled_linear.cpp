@@ -8,19 +8,26 @@
 
 namespace {
 
+#ifdef MOASERVE_SIMD
+
+template <class Number>
+void multiply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& out) {
+  const tiles::Rows rows{static_cast<const char*>(x.const_data_ptr()), x.stride(0) * x.element_size(), x.size(0)};
+  tiles::product(rows, tiles::Panels<Number>(weight), tiles::ToRows<Number>{out.data_ptr<Number>(), out.size(1)});
+}
+
+#endif
+
 at::Tensor tiled_linear(const at::Tensor& x, const at::Tensor& weight) {
 #ifdef MOASERVE_SIMD
   TORCH_CHECK(tiles::available(), "tiled_linear: this CPU lacks what operators are compiled for");
   TORCH_CHECK(
       x.dim() == 2 && weight.dim() == 6 && weight.is_contiguous() && x.size(1) == weight.size(1) * tiles::kPairs &&
-          x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16,
+          x.scalar_type() == weight.scalar_type() && (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat),
       "tiled_linear: rows and weights do not belong together");
   const at::Tensor dense = x.stride(1) == 1 ? x : x.contiguous();
-  const tiles::Panels panels(weight);
-  at::Tensor out = at::empty({x.size(0), panels.count * tiles::kPanel}, x.options());
-  if (x.size(0) == 0) return out;
-  const tiles::Rows rows{static_cast<const char*>(dense.const_data_ptr()), dense.stride(0) * 2, x.size(0)};
-  tiles::product(rows, panels, tiles::ToRows{out.data_ptr<at::BFloat16>(), out.size(1)});
+  at::Tensor out = at::empty({x.size(0), weight.size(0) * tiles::kPanel}, x.options());
+  if (x.size(0) > 0) x.scalar_type() == at::kFloat ? multiply<float>(dense, weight, out) : multiply<at::BFloat16>(dense, weight, out);
   return out;
 #else
   TORCH_CHECK(false, "tiled_linear: compiled by a compiler that does not know AVX512-BF16");

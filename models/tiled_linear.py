@@ -1,4 +1,4 @@
-"""The operator by which compiled graphs multiply with constant weights where the CPU multiplies tiles; see ``tiled_linear.cpp``."""
+"""The operator by which compiled graphs multiply with constant weights; see ``tiled_linear.cpp``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from models.tiles import LIBRARY, has_operators
+from models.tiles import LIBRARY, TYPES, has_operators
 
 PANEL, _INPUTS = 32, 32
 """Outputs of a panel, and inputs of a step: two tiles of 16 outputs, whose rows hold two inputs of each."""
 
-_LINE = 32
-"""Numbers in a cache line."""
+_LINE = 64
+"""Bytes of a cache line."""
 
 LIBRARY.define("tiled_linear(Tensor x, Tensor weight) -> Tensor")
 
@@ -39,20 +39,23 @@ def tiled_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def tiled(weight: Tensor) -> Tensor:
-    """A weight [out, in] as the operator reads it: [out/32, in/32, 2, 16, 16, 2], a panel's tiles by inputs."""
+    """A weight [out, in] as the operator reads it, a panel's tiles by inputs.
+
+    In bfloat16 [out/32, in/32, 2, 16, 16, 2], with both inputs of a pair side by side; in float32 [out/32, in/32, 2, 16, 2, 16].
+    """
     outputs, inputs = weight.shape
     parts = weight.view(outputs // PANEL, 2, 16, inputs // _INPUTS, 16, 2)
-    return parts.permute(0, 3, 1, 4, 2, 5).contiguous()
+    return parts.permute((0, 3, 1, 4, 5, 2) if weight.dtype == torch.float32 else (0, 3, 1, 4, 2, 5)).contiguous()
 
 
-def in_one_piece(tensors: Iterable[Tensor], numbers: int) -> list[Tensor]:
-    """Copies of bfloat16 ``tensors``, together at most so many ``numbers``, one behind the other in the order of their use.
+def in_one_piece(tensors: Iterable[Tensor], numbers: int, dtype: torch.dtype) -> list[Tensor]:
+    """Copies of ``tensors`` of a type, together at most so many ``numbers``, one behind the other in the order of their use.
 
     What operators fetch ahead at a weight's end is then the beginning of the next. Each begins with a cache line, as its numbers
     fill whole ones.
     """
-    whole = torch.empty(numbers + _LINE, dtype=torch.bfloat16)
-    end = -whole.data_ptr() // whole.element_size() % _LINE
+    whole = torch.empty(numbers + _LINE // dtype.itemsize, dtype=dtype)
+    end = -whole.data_ptr() % _LINE // dtype.itemsize
     copies = []
     for tensor in tensors:
         start, end = end, end + tensor.numel()
@@ -63,7 +66,8 @@ def in_one_piece(tensors: Iterable[Tensor], numbers: int) -> list[Tensor]:
 def put_in_order(tensors: list[Tensor], order: Iterable[int]) -> None:
     """Replace the ``tensors`` of these numbers by copies ``in_one_piece``."""
     chosen = list(order)
-    copies = in_one_piece((tensors[index] for index in chosen), sum(tensors[index].numel() for index in chosen))
+    numbers = sum(tensors[index].numel() for index in chosen)
+    copies = in_one_piece((tensors[index] for index in chosen), numbers, tensors[chosen[0]].dtype)
     for index, copy in zip(chosen, copies, strict=True):
         tensors[index] = copy
 
@@ -72,4 +76,4 @@ def suits(weight: Tensor) -> bool:
     """Whether this CPU has what the operator is for, and it takes a weight [out, in] of this type and these sizes."""
     outputs, inputs = weight.shape
     fits = outputs % PANEL == 0 and inputs % _INPUTS == 0
-    return has_operators() and weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and fits
+    return has_operators() and weight.dtype in TYPES and weight.device.type == "cpu" and fits

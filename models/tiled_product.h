@@ -1,4 +1,4 @@
-// Products of rows with constant weights in bfloat16, by tiles or by vectors.
+// Products of rows with constant weights, of bfloat16 by tiles or by vectors, of float32 by vectors.
 //
 // Weights lie in panels of 32 outputs, as products read them (tiled_linear.py): a panel is fetched once and stays in the
 // first-level cache for all rows. Every output is the sum of the same products in the same order, whatever the number of rows.
@@ -18,13 +18,14 @@
 namespace tiles {
 
 constexpr int64_t kPanel = 2 * kTile;           // outputs of a panel
-constexpr int64_t kStepBytes = 2 * kTileBytes;  // of a panel and 32 inputs: two tiles
 constexpr int64_t kAhead = 20;                  // steps that tiles fetch weights ahead of their use
-constexpr int64_t kStretch = 64;                // steps that vectors go over for all rows: half of them, and of the next, stay in small caches
-constexpr int64_t kLeftStep = kPairs * sizeof(Left);
 constexpr int64_t kSmallest = 1 << 16;          // weights that are worth another thread, some 10 µs
 
-// Rows of bfloat16, one every `bytes`.
+// Steps that vectors go over for all rows: half of them, and of the next, stay in small caches.
+template <class Number>
+constexpr int64_t kStretch = 128 / static_cast<int64_t>(sizeof(Number));
+
+// Rows of numbers, one every `bytes`.
 struct Rows {
   const char* data;
   int64_t bytes, count;
@@ -32,7 +33,10 @@ struct Rows {
 
 // A weight as `tiled` in tiled_linear.py lays it out. One that is `near`, in the second-level cache since its last use, need not be
 // fetched ahead, which would cost more than it gains.
+template <class Number>
 struct Panels {
+  static constexpr int64_t kStepBytes = 2 * kOperandBytes<Number>;  // of a panel and 32 inputs: two tiles
+
   const char* data;
   int64_t count, steps;
   bool near;
@@ -53,6 +57,8 @@ struct Unwritten {
 };
 
 #ifdef MOASERVE_TILES
+
+constexpr int64_t kStepBytes = Panels<BFloat16>::kStepBytes;
 
 // Products of one or two tiles of rows with a panel, in float32: 32 numbers of each row, the second tile's `apart` rows behind the
 // first's. Meanwhile `lines` of weights are fetched each step, from `ahead` on, and other rows of sums are written: fetching, writing,
@@ -94,7 +100,7 @@ SIMD inline void multiply(
 
 // Products of all rows with some panels; `write` as that of `product`.
 template <class Write>
-SIMD void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int64_t tiles, int64_t height, const Write& write) {
+SIMD void multiply_panels(Rows x, Panels<BFloat16> weight, int64_t begin, int64_t end, int64_t tiles, int64_t height, const Write& write) {
   alignas(64) float sums[2][2 * kTile * kPanel];
   // Of the weights ahead, each pair of tiles fetches its share, so that they come as evenly as they can.
   const int64_t pairs = (tiles + 1) / 2, lines = weight.near ? 0 : (kStepBytes / 64 + pairs - 1) / pairs;
@@ -127,26 +133,29 @@ SIMD void multiply_panels(Rows x, Panels weight, int64_t begin, int64_t end, int
 //
 // Weights are gone over by stretches that stay near for all rows. Each time that one is, a share of what follows it in memory is fetched, so
 // that memory never waits while what is at hand is multiplied. What follows the last panel is, as a rule, the next product's first.
-template <class Write>
-SIMD void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64_t end, const Write& write) {
+template <class Number, class Write>
+SIMD void multiply_panels_by_vectors(Rows x, Panels<Number> weight, int64_t begin, int64_t end, const Write& write) {
+  constexpr int64_t kMost = kStretch<Number>, kBytes = Panels<Number>::kStepBytes, kLeft = kPairs * sizeof(Left<Number>);
   static thread_local std::vector<float, Aligned<float>> room;
-  const bool in_one = weight.steps <= kStretch;
-  const int64_t most = rows_at_once(x.count), lead = std::min(weight.steps, kStretch) * kStepBytes;
-  const int64_t times = (x.count + most - 1) / most * tiles_apart(most), lines = weight.near ? 0 : 2 * ((kTile + times - 1) / times);
+  const bool in_one = weight.steps <= kMost;
+  const int64_t most = rows_at_once(x.count), lead = std::min(weight.steps, kMost) * kBytes;
+  const int64_t times = (x.count + most - 1) / most * tiles_apart(most);
+  const int64_t lines = weight.near ? 0 : static_cast<int64_t>(sizeof(Number)) * ((kTile + times - 1) / times);
   const auto kept = static_cast<size_t>((in_one ? most : x.count) * kPanel);
   if (room.size() < kept) room.resize(kept);
   for (int64_t panel = begin; panel < end; ++panel) {
-    for (int64_t step = 0; step < weight.steps; step += kStretch) {
-      const int64_t steps = std::min(kStretch, weight.steps - step);
-      const char* data = weight.data + (panel * weight.steps + step) * kStepBytes;
+    for (int64_t step = 0; step < weight.steps; step += kMost) {
+      const int64_t steps = std::min(kMost, weight.steps - step);
+      const char* data = weight.data + (panel * weight.steps + step) * kBytes;
       Ahead ahead{data + lead, lines};
       for (int64_t row = 0; row < x.count; row += most) {
         const int64_t count = std::min(most, x.count - row);
-        const Operand left{x.data + row * x.bytes + step * kLeftStep, x.bytes, 0, kLeftStep};
+        const Operand left{x.data + row * x.bytes + step * kLeft, x.bytes, 0, kLeft};
+        const Operand right{data, kPairBytes<Number>, kOperandBytes<Number>, kBytes};
         float* sums = room.data() + (in_one ? 0 : row * kPanel);
-        multiply_some<2>(left, count, {data, kRowBytes, kTileBytes, kStepBytes}, steps, Sums{sums, kPanel, kTile}, step > 0, ahead);
+        multiply_some<Number, 2>(left, count, right, steps, Sums{sums, kPanel, kTile}, step > 0, ahead);
         ahead = ahead.after(steps * tiles_apart(count));
-        if (ahead.data >= data + lead + steps * kStepBytes) ahead.lines = 0;
+        if (ahead.data >= data + lead + steps * kBytes) ahead.lines = 0;
         if (step + steps < weight.steps) continue;
         for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums + each * kPanel);
       }
@@ -154,43 +163,44 @@ SIMD void multiply_panels_by_vectors(Rows x, Panels weight, int64_t begin, int64
   }
 }
 
-#ifdef MOASERVE_TILES
-
-inline Rows left_of(Rows x, int64_t) { return x; }
-
-#else
-
-// `size` numbers of each row, widened; they last until the thread's next product.
+// `size` numbers of each row, as they stand on the left: widened, they last until the thread's next product.
+template <class Number>
 SIMD inline Rows left_of(Rows x, int64_t size) {
-  static thread_local std::vector<float, Aligned<float>> wide_rows;
-  if (static_cast<int64_t>(wide_rows.size()) < x.count * size) wide_rows.resize(x.count * size);
-  widen_rows(x.data, x.bytes, x.count, size, wide_rows.data());
-  return {reinterpret_cast<const char*>(wide_rows.data()), size * static_cast<int64_t>(sizeof(float)), x.count};
+  if constexpr (kWidens<Number>) {
+    static thread_local std::vector<float, Aligned<float>> wide_rows;
+    if (static_cast<int64_t>(wide_rows.size()) < x.count * size) wide_rows.resize(x.count * size);
+    widen_rows(x.data, x.bytes, x.count, size, wide_rows.data());
+    return {reinterpret_cast<const char*>(wide_rows.data()), size * static_cast<int64_t>(sizeof(float)), x.count};
+  } else {
+    return x;
+  }
 }
 
-#endif
-
 // Multiplies all rows with all panels; write(panel, row, sums) is told each row's 32 sums once.
-template <class Write>
-void product(Rows x, Panels weight, const Write& write) {
+template <class Number, class Write>
+void product(Rows x, Panels<Number> weight, const Write& write) {
   const int64_t tiles = (x.count + kTile - 1) / kTile, height = (x.count + tiles - 1) / tiles;
   const int64_t weights = weight.steps * kPairs * kPanel;
-  const Rows left = by_tiles() ? x : left_of(x, weight.steps * kPairs);
+  const bool tiled = std::is_same_v<Number, BFloat16> && by_tiles();
+  const Rows left = tiled ? x : left_of<Number>(x, weight.steps * kPairs);
   at::parallel_for(0, weight.count, std::max<int64_t>(1, kSmallest / (weights * (1 + tiles / 4))), [&](int64_t begin, int64_t end) {
 #ifdef MOASERVE_TILES
-    if (by_tiles()) return multiply_panels(x, weight, begin, end, tiles, height, write);
+    if constexpr (std::is_same_v<Number, BFloat16>) {
+      if (tiled) return multiply_panels(x, weight, begin, end, tiles, height, write);
+    }
 #endif
     multiply_panels_by_vectors(left, weight, begin, end, write);
   });
 }
 
-// Writes a panel's sums as bfloat16 into rows of `width` numbers.
+// Writes a panel's sums into rows of `width` numbers.
+template <class Number>
 struct ToRows {
-  at::BFloat16* out;
+  Number* out;
   int64_t width;
 
   SIMD inline void operator()(int64_t panel, int64_t row, const float* sums) const {
-    wide::store(out + row * width + panel * kPanel, wide::narrowed(wide::load(sums), wide::load(sums + kTile)));
+    wide::narrow(out + row * width + panel * kPanel, wide::load(sums), wide::load(sums + kTile));
   }
 };
 

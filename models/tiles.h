@@ -1,5 +1,6 @@
-// What the operators share: how the CPU multiplies bfloat16, by tiles (AMX) or by vectors (AVX512-BF16, or AVX2 in float32), and how. A
-// tile has up to 16 rows of 64 bytes; where there are none, vectors go over the same layouts and add the same products in the same order.
+// What the operators share: how the CPU multiplies bfloat16, by tiles (AMX) or by vectors (AVX512-BF16, or AVX2 in float32), and float32,
+// by vectors. A tile has up to 16 rows of 64 bytes; where there are none, vectors go over the same layouts and add the same products in
+// the same order. Layouts of float32 are those of bfloat16 with both numbers of a pair in rows of their own.
 
 #pragma once
 
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <type_traits>
 
 #include "wide.h"
 
@@ -26,6 +28,14 @@ constexpr int64_t kRowBytes = 64;  // of one row of a tile
 constexpr int64_t kPairs = 32;     // numbers of a row in bfloat16, which products take by pairs
 constexpr int64_t kTileBytes = kTile * kRowBytes;
 constexpr int64_t kTileFloats = kTile * kTile;  // sums in a tile
+
+using c10::BFloat16;
+
+// Bytes of what stands on the right of products: of a pair of numbers of each of 16 columns, and of 16 such pairs.
+template <class Number>
+constexpr int64_t kPairBytes = 2 * kTile * static_cast<int64_t>(sizeof(Number));
+template <class Number>
+constexpr int64_t kOperandBytes = kTile * kPairBytes<Number>;
 
 #ifdef MOASERVE_TILES
 
@@ -88,11 +98,18 @@ constexpr bool by_tiles() { return false; }
 
 #endif
 
-// What stands on the left of products by vectors: bfloat16, or the same in float32.
+// What stands on the left of products by vectors: numbers as they are stored, or the same in float32.
 #ifdef MOASERVE_TILES
-using Left = uint16_t;
+template <class Number>
+using Left = Number;
 #else
+template <class Number>
 using Left = float;
+#endif
+
+// Whether that is not what is stored.
+template <class Number>
+constexpr bool kWidens = !std::is_same_v<Left<Number>, Number>;
 
 // `size` numbers of each of `count` rows in bfloat16, one every `bytes`, dense and in float32.
 SIMD inline void widen_rows(const void* rows, int64_t bytes, int64_t count, int64_t size, float* to) {
@@ -101,7 +118,6 @@ SIMD inline void widen_rows(const void* rows, int64_t bytes, int64_t count, int6
     for (int64_t i = 0; i < size; i += kTile, to += kTile) wide::store(to, wide::load_widened(from + i * 2));
   }
 }
-#endif
 
 // A tile-sized operand: where it begins, bytes from row to row, from tile to tile and from step to step.
 struct Operand {
@@ -115,27 +131,63 @@ struct Sums {
   int64_t row, tile;
 };
 
-// What products fetch of what is read after them: so many lines a step, two by two, from an address on. No nearer than to the second-level cache: the
+// What products fetch of what is read after them: so many lines a step, a few a pair, from an address on. No nearer than to the second-level cache: the
 // first can wait for too few lines at once to keep up with memory, and has no room for them.
 struct Ahead {
   const char* data = nullptr;
   int64_t lines = 0;
 
-  // Two of a step's lines, in each of its pairs until there are no more.
+  // As many of a step's lines as two tiles have in a pair, in each of its pairs until there are no more.
+  template <class Number>
   SIMD inline void fetch(int64_t pair) const {
-    if (2 * pair >= lines) return;
-    __builtin_prefetch(data + 2 * pair * kRowBytes, 0, 2);
-    __builtin_prefetch(data + (2 * pair + 1) * kRowBytes, 0, 2);
+    constexpr int64_t kEach = sizeof(Number);
+    if (kEach * pair >= lines) return;
+#pragma GCC unroll 4
+    for (int64_t line = 0; line < kEach; ++line) __builtin_prefetch(data + (kEach * pair + line) * kRowBytes, 0, 2);
   }
 
   Ahead after(int64_t steps) const { return {data + steps * lines * kRowBytes, lines}; }
 };
 
-// By vectors: sums over `steps` of P pairs of the products of R rows with C tiles, added to what is there on request.
+// By vectors: sums over `steps` of P pairs of the products of R rows with C tiles, added to what is there on request. Of float32 first.
+template <int R, int C, int P>
+SIMD inline void multiply_floats(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
+  wide::Floats sums[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) sums[r][c] = add ? wide::load(out.data + r * out.row + c * out.tile) : wide::zero();
+  }
+  for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step, ahead = ahead.after(1)) {
+    const char* left = a.data;
+    const char* right = b.data;
+    for (int64_t pair = 0; pair < P; ++pair, left += 2 * sizeof(float), right += b.row) {
+      ahead.fetch<float>(pair);
+#pragma GCC unroll 2
+      for (int64_t odd = 0; odd < 2; ++odd) {
+        wide::Floats column[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) column[c] = wide::load(reinterpret_cast<const float*>(right + c * b.tile) + odd * kTile);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const wide::Floats one = wide::all(*(reinterpret_cast<const float*>(left + r * a.row) + odd));
+#pragma GCC unroll 4
+          for (int c = 0; c < C; ++c) sums[r][c] = wide::fma(one, column[c], sums[r][c]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) wide::store(out.data + r * out.row + c * out.tile, sums[r][c]);
+  }
+}
+
 #ifdef MOASERVE_TILES
 
 template <int R, int C, int P>
-SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
+SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   wide::Floats sums[R][C];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -144,7 +196,7 @@ SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bo
   }
   for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step, ahead = ahead.after(1)) {
     for (int64_t pair = 0; pair < P; ++pair) {
-      ahead.fetch(pair);
+      ahead.fetch<BFloat16>(pair);
       __m512bh right[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) right[c] = (__m512bh)_mm512_loadu_si512(b.data + c * b.tile + pair * b.row);
@@ -171,8 +223,10 @@ constexpr int64_t kRowsAtOnce = 12;  // whose products with two tiles they are
 #else
 
 // What stands on the right is widened as it is read: of a pair in bfloat16, each half is the upper bits of a number in float32.
+// A row's products stand together, as few registers are left beside sums: where all rows' first come before their second, GCC puts a
+// sum into memory here or there, and one that goes there and back for each product takes as long as ten that do not.
 template <int R, int C, int P>
-SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
+SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
   __m256 sums[R][C][2];
 #pragma GCC unroll 16
@@ -186,21 +240,19 @@ SIMD inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bo
   for (int64_t step = 0; step < steps; ++step, b.data += b.step, a.data += a.step, ahead = ahead.after(1)) {
     const char* left = a.data;
     const char* right = b.data;
-    for (int64_t pair = 0; pair < P; ++pair, left += 2 * sizeof(Left), right += b.row) {
-      ahead.fetch(pair);
+    for (int64_t pair = 0; pair < P; ++pair, left += 2 * sizeof(float), right += b.row) {
+      ahead.fetch<BFloat16>(pair);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
         const __m256i low = wide::load_narrow(right + c * b.tile), high = wide::load_narrow(right + c * b.tile + kRowBytes / 2);
-#pragma GCC unroll 2
-        for (int64_t odd = 0; odd < 2; ++odd) {
-          const __m256 of_low = _mm256_castsi256_ps(odd ? _mm256_and_si256(low, upper) : _mm256_slli_epi32(low, 16));
-          const __m256 of_high = _mm256_castsi256_ps(odd ? _mm256_and_si256(high, upper) : _mm256_slli_epi32(high, 16));
+        const __m256 even_low = _mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), odd_low = _mm256_castsi256_ps(_mm256_and_si256(low, upper));
+        const __m256 even_high = _mm256_castsi256_ps(_mm256_slli_epi32(high, 16)), odd_high = _mm256_castsi256_ps(_mm256_and_si256(high, upper));
 #pragma GCC unroll 16
-          for (int r = 0; r < R; ++r) {
-            const __m256 one = _mm256_broadcast_ss(reinterpret_cast<const float*>(left + r * a.row) + odd);
-            sums[r][c][0] = _mm256_fmadd_ps(one, of_low, sums[r][c][0]);
-            sums[r][c][1] = _mm256_fmadd_ps(one, of_high, sums[r][c][1]);
-          }
+        for (int r = 0; r < R; ++r) {
+          const auto* two = reinterpret_cast<const float*>(left + r * a.row);
+          const __m256 even = _mm256_broadcast_ss(two), odd = _mm256_broadcast_ss(two + 1);
+          sums[r][c][0] = _mm256_fmadd_ps(odd, odd_low, _mm256_fmadd_ps(even, even_low, sums[r][c][0]));
+          sums[r][c][1] = _mm256_fmadd_ps(odd, odd_high, _mm256_fmadd_ps(even, even_high, sums[r][c][1]));
         }
       }
     }
@@ -218,25 +270,26 @@ constexpr int64_t kRowsAtOnce = 5;  // whose products with one tile they are
 #endif
 
 // The same of as many rows as there are registers for their sums, at most. Inlined, as a call for every panel of a single row would tell.
-template <int C, int P = kTile, int R = std::min(kSums / C, kRowsAtOnce)>
+template <class Number, int C, int P = kTile, int R = std::min(kSums / C, kRowsAtOnce)>
 SIMD __attribute__((always_inline)) inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   if constexpr (R > 0) {
-    if (rows == R) return multiply_rows<R, C, P>(a, b, steps, out, add, ahead);
-    multiply_few<C, P, R - 1>(a, rows, b, steps, out, add, ahead);
+    if (rows != R) return multiply_few<Number, C, P, R - 1>(a, rows, b, steps, out, add, ahead);
+    if constexpr (std::is_same_v<Number, float>) return multiply_floats<R, C, P>(a, b, steps, out, add, ahead);
+    else return multiply_narrow<R, C, P>(a, b, steps, out, add, ahead);
   }
 }
 
 // The same of `kRowsAtOnce` rows, at most, if need be with some of the tiles after the others.
-template <int C, int P = kTile>
+template <class Number, int C, int P = kTile>
 SIMD __attribute__((always_inline)) inline void multiply_some(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, Ahead ahead = {}) {
   if constexpr (C > 1) {
     if (rows > kSums / C) {
-      multiply_some<C / 2, P>(a, rows, b, steps, out, add, ahead);
+      multiply_some<Number, C / 2, P>(a, rows, b, steps, out, add, ahead);
       b.data += C / 2 * b.tile, out.data += C / 2 * out.tile;
-      return multiply_some<C - C / 2, P>(a, rows, b, steps, out, add, ahead.after(steps));
+      return multiply_some<Number, C - C / 2, P>(a, rows, b, steps, out, add, ahead.after(steps));
     }
   }
-  multiply_few<C, P>(a, rows, b, steps, out, add, ahead);
+  multiply_few<Number, C, P>(a, rows, b, steps, out, add, ahead);
 }
 
 // How many times `multiply_some` goes over two tiles for so many rows.
@@ -249,11 +302,11 @@ inline int64_t rows_at_once(int64_t rows) {
 }
 
 // The same of any number of rows.
-template <int C, int P = kTile>
+template <class Number, int C, int P = kTile>
 SIMD inline void multiply_all(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add) {
   const int64_t most = rows_at_once(rows);
   for (int64_t row = 0; row < rows; row += most, a.data += most * a.row, out.data += most * out.row) {
-    multiply_some<C, P>(a, std::min(most, rows - row), b, steps, out, add);
+    multiply_some<Number, C, P>(a, std::min(most, rows - row), b, steps, out, add);
   }
 }
 
@@ -266,7 +319,7 @@ SIMD inline void multiply(Operand a, int64_t rows, Operand b, int64_t steps, flo
   if (!by_tiles()) {
     for (int64_t tile = 0; tile * kTile < rows; ++tile) {
       const Operand some{a.data + tile * a.tile, a.row, a.tile, a.step};
-      multiply_all<N>(some, std::min(kTile, rows - tile * kTile), b, steps, Sums{out + tile * N * kTileFloats, kTile, kTileFloats}, add);
+      multiply_all<BFloat16, N>(some, std::min(kTile, rows - tile * kTile), b, steps, Sums{out + tile * N * kTileFloats, kTile, kTileFloats}, add);
     }
     return;
   }
@@ -336,14 +389,20 @@ SIMD inline __mmask32 first_words(int64_t count) {
 
 // Up to 32 rows of values, one every `row` numbers, interleaved by pairs, 16 columns after the other: as products read what stands on their
 // right. Rows behind the last are 0.
-SIMD inline void interleave(const void* values, int64_t row, int64_t count, int64_t columns, char* to) {
-  const auto* from = static_cast<const uint16_t*>(values);
+SIMD inline void interleave(const BFloat16* from, int64_t row, int64_t count, int64_t columns, char* to) {
   for (int64_t column = 0; column < columns; ++column, from += kTile) {
     for (int64_t i = 0; i < kPairs; i += 2, to += kRowBytes) {
       const wide::Narrow one = i < count ? wide::load_narrow(from + i * row) : wide::low_of(wide::no_words());
       const wide::Narrow below = i + 1 < count ? wide::load_narrow(from + (i + 1) * row) : wide::low_of(wide::no_words());
       wide::store(to, wide::paired(wide::joined(one, below)));
     }
+  }
+}
+
+SIMD inline void interleave(const float* from, int64_t row, int64_t count, int64_t columns, char* to) {
+  auto* into = reinterpret_cast<float*>(to);
+  for (int64_t column = 0; column < columns; ++column, from += kTile) {
+    for (int64_t i = 0; i < kPairs; ++i, into += kTile) wide::store(into, i < count ? wide::load(from + i * row) : wide::zero());
   }
 }
 

@@ -1,4 +1,4 @@
-"""Operators for x86 CPUs, as compiled graphs call them: products of bfloat16 by tiles (AMX) or by vectors (AVX512-BF16, AVX2).
+"""Operators for x86 CPUs: products of bfloat16 by tiles (AMX) or by vectors (AVX512-BF16, AVX2), and of float32 by vectors.
 
 They are part of the library that ``graph_runner`` builds, and graphs call them by their C names: through PyTorch's dispatcher a
 call would cost as much as the work on a few rows.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import platform
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 LIBRARY = torch.library.Library("moaserve", "FRAGMENT")
+
+TYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+"""What operators store."""
 
 _loaded = False
 
@@ -41,6 +44,11 @@ def instructions() -> Literal["AVX512-BF16", "AVX2"] | None:
 def has_operators() -> bool:
     """Whether there are operators for this CPU."""
     return instructions() is not None
+
+
+def operator_class(name: str, dtype: torch.dtype) -> Any:
+    """An operator with weights of its own, for those of a type."""
+    return getattr(torch.classes.moaserve, f"{name}_{TYPES[dtype]}")
 
 
 def has_tiles() -> bool:

@@ -1,15 +1,15 @@
-// Where draft trees stand in a cache and what their rows see, for caches in bfloat16: what TreeLayout in batch.py computes, and for roots
+// Where draft trees stand in a cache and what their rows see, for masks of a cache's type: what TreeLayout in batch.py computes, and for roots
 // alone decode_plan in plans.py.
 
 #include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
 
 #include <algorithm>
-
-#include "cached_attention.h"
+#include <limits>
 
 namespace {
 
+template <class Number>
 struct TreeLayout : torch::CustomClassHolder {
   TreeLayout(int64_t scratch, int64_t rows_per_slot, int64_t groups) : scratch_(scratch), rows_per_slot_(rows_per_slot), groups_(groups) {}
 
@@ -23,24 +23,25 @@ struct TreeLayout : torch::CustomClassHolder {
     const int64_t texts = parents.size(0), rows = parents.size(1) + 1, columns = inputs[2].numel(), span = scratch_ + columns;
     TORCH_CHECK(rows <= scratch_, "trees of ", rows, " rows do not fit ", scratch_, " scratch rows");
     const at::Tensor positions = at::empty({texts, rows}, parents.options()), write = at::empty({texts, rows}, parents.options());
-    const at::Tensor mask = at::empty({texts, 1, rows * groups_, span}, parents.options().dtype(at::kBFloat16));
+    const at::Tensor mask = at::empty({texts, 1, rows * groups_, span}, parents.options().dtype(c10::CppTypeToScalarType<Number>::value));
     const auto *parent = parents.const_data_ptr<int64_t>(), *length = lengths.const_data_ptr<int64_t>();
     auto *position = positions.data_ptr<int64_t>(), *place = write.data_ptr<int64_t>();
-    auto* seen = static_cast<uint16_t*>(mask.data_ptr());
+    auto* seen = mask.data_ptr<Number>();
+    const auto hidden = static_cast<Number>(-std::numeric_limits<float>::infinity()), visible = static_cast<Number>(0.0f);
     const bool straight = rows == 1;
     for (int64_t text = 0; text < texts; ++text, parent += rows - 1) {
       const int64_t known = std::clamp<int64_t>(length[text] + straight, 0, columns);
       for (int64_t row = 0; row < rows; ++row, seen += groups_ * span) {
-        std::fill_n(seen, scratch_, kHidden);
-        std::fill_n(seen + scratch_, known, uint16_t{0});
-        std::fill_n(seen + scratch_ + known, columns - known, kHidden);
+        std::fill_n(seen, scratch_, hidden);
+        std::fill_n(seen + scratch_, known, visible);
+        std::fill_n(seen + scratch_ + known, columns - known, hidden);
         int64_t depth = 0;
         for (int64_t above = row; above != 0; ++depth) {
-          seen[above] = 0;
+          seen[above] = visible;
           TORCH_CHECK(parent[above - 1] >= 0 && parent[above - 1] < above, "a parent stands behind its child");
           above = parent[above - 1];
         }
-        if (!straight) seen[0] = 0;
+        if (!straight) seen[0] = visible;
         for (int64_t group = 1; group < groups_; ++group) std::copy_n(seen, span, seen + group * span);
         *position++ = length[text] + depth;
         *place++ = text * rows_per_slot_ + (straight ? scratch_ + length[text] : row);
@@ -55,6 +56,12 @@ struct TreeLayout : torch::CustomClassHolder {
 
 }  // namespace
 
+template <class Number>
+void add_layout(torch::Library& library, const char* name) {
+  library.class_<TreeLayout<Number>>(name).def(torch::init<int64_t, int64_t, int64_t>()).def("run", &TreeLayout<Number>::run);
+}
+
 TORCH_LIBRARY_FRAGMENT(moaserve, library) {
-  library.class_<TreeLayout>("TreeLayout").def(torch::init<int64_t, int64_t, int64_t>()).def("run", &TreeLayout::run);
+  add_layout<at::BFloat16>(library, "TreeLayout_bfloat16");
+  add_layout<float>(library, "TreeLayout_float32");
 }

@@ -5,6 +5,9 @@
 
 #pragma once
 
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -60,13 +63,15 @@ SIMD inline Floats scaled(Floats y, Floats x) { return _mm512_scalef_ps(y, x); }
 SIMD inline Floats widened(Narrow x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 SIMD inline Narrow narrowed(Floats x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
-// Those of a mask; the others are 0, or stay as they are.
-SIMD inline Floats widen(Mask within, const void* from) {
+// Numbers as they are stored, in either type: those of a mask, the others are 0, or stay as they are.
+SIMD inline Floats widen(Mask within, const c10::BFloat16* from) {
   return widened(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(within), from));
 }
-SIMD inline void narrow(Mask within, void* to, Floats values) {
+SIMD inline Floats widen(Mask within, const float* from) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>(within), from); }
+SIMD inline void narrow(Mask within, c10::BFloat16* to, Floats values) {
   _mm256_mask_storeu_epi16(to, static_cast<__mmask16>(within), narrowed(values));
 }
+SIMD inline void narrow(Mask within, float* to, Floats values) { _mm512_mask_storeu_ps(to, static_cast<__mmask16>(within), values); }
 
 SIMD inline void store(void* to, Words x) { _mm512_storeu_si512(to, x); }
 SIMD inline Words no_words() { return _mm512_setzero_si512(); }
@@ -188,17 +193,24 @@ SIMD inline __m256i rounded(__m256 x) {
 }
 SIMD inline Narrow narrowed(Floats x) { return _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded(x.low), rounded(x.high)), 0xD8); }
 
-SIMD inline Floats widen(Mask within, const void* from) {
-  if (within == first(kWidth)) return widened(load_narrow(from));
-  alignas(32) uint16_t some[kWidth] = {};
-  std::memcpy(some, from, 2 * static_cast<size_t>(__builtin_popcount(within)));
-  return widened(load_narrow(some));
+SIMD inline Floats widen_all(const c10::BFloat16* from) { return widened(load_narrow(from)); }
+SIMD inline Floats widen_all(const float* from) { return load(from); }
+SIMD inline void narrow_all(c10::BFloat16* to, Floats values) { store_narrow(to, narrowed(values)); }
+SIMD inline void narrow_all(float* to, Floats values) { store(to, values); }
+
+template <class Number>
+SIMD inline Floats widen(Mask within, const Number* from) {
+  if (within == first(kWidth)) return widen_all(from);
+  alignas(64) Number some[kWidth] = {};
+  std::memcpy(some, from, sizeof(Number) * static_cast<size_t>(__builtin_popcount(within)));
+  return widen_all(some);
 }
-SIMD inline void narrow(Mask within, void* to, Floats values) {
-  if (within == first(kWidth)) return store_narrow(to, narrowed(values));
-  alignas(32) uint16_t some[kWidth];
-  store_narrow(some, narrowed(values));
-  std::memcpy(to, some, 2 * static_cast<size_t>(__builtin_popcount(within)));
+template <class Number>
+SIMD inline void narrow(Mask within, Number* to, Floats values) {
+  if (within == first(kWidth)) return narrow_all(to, values);
+  alignas(64) Number some[kWidth];
+  narrow_all(some, values);
+  std::memcpy(to, some, sizeof(Number) * static_cast<size_t>(__builtin_popcount(within)));
 }
 
 SIMD inline void store(void* to, Words x) {
@@ -255,6 +267,21 @@ SIMD inline Floats power_of_two(Floats x) {
 
 // The words of two vectors of numbers, rounded.
 SIMD inline Words narrowed(Floats low, Floats high) { return joined(narrowed(low), narrowed(high)); }
+
+// Two vectors one behind the other, as they are stored.
+SIMD inline void narrow(c10::BFloat16* to, Floats low, Floats high) { store(static_cast<void*>(to), narrowed(low, high)); }
+SIMD inline void narrow(float* to, Floats low, Floats high) {
+  store(to, low);
+  store(to + kWidth, high);
+}
+
+// Sixteen numbers of an additive mask that ends after `count`: nothing is seen behind its end.
+template <class Number>
+SIMD inline Floats load_mask(int64_t count, const Number* from) {
+  if (count >= kWidth) return widen(first(kWidth), from);
+  const Mask within = first(std::max<int64_t>(count, 0));
+  return select(within, widen(within, from), all(-std::numeric_limits<float>::infinity()));
+}
 
 }  // namespace wide
 

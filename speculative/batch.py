@@ -13,6 +13,7 @@ from models.graph_runner import of_dense
 from models.kv_cache import KVCache
 from models.llama import CompiledGraph
 from models.plans import counting, decode_plan, span_of
+from models.tiles import TYPES, operator_class
 from speculative.tree import DraftTree, ancestors
 
 
@@ -94,9 +95,9 @@ class TreeLayout(nn.Module):
 
 def layout_suits(cache: KVCache) -> bool:
     """Whether ``layout_operator`` does what TreeLayout does for ``cache``."""
-    return cache.data.dtype == torch.bfloat16 and cache.data.device.type == "cpu"
+    return cache.data.dtype in TYPES and cache.data.device.type == "cpu"
 
 
 def layout_operator(cache: KVCache, groups: int) -> CompiledGraph:
     """Stands in for TreeLayout and for ``decode_plan``, a number at a time: see ``models/tree_layout.cpp``."""
-    return of_dense(torch.classes.moaserve.TreeLayout(cache.scratch, cache.rows_per_slot, groups).run)
+    return of_dense(operator_class("TreeLayout", cache.data.dtype)(cache.scratch, cache.rows_per_slot, groups).run)

@@ -67,7 +67,7 @@ def _graphs(engine: Engine) -> list[Graph]:
     target = engine.target
     graphs = [] if suits_head(target) else [_head_graph(target)]
     if not layout_suits(engine.cache):
-        graphs.append(_layout_graph(engine.cache, target.config.groups))
+        graphs.append(layout_graph(engine.cache, target.config.groups))
     if not suits(target):
         graphs.append(decoder_graph(target))
     drafter = innermost(engine.drafter)
@@ -81,7 +81,8 @@ def _head_graph(target: Llama) -> Graph:
     return Graph("head", _Head(target), (hidden,), ({0: DYNAMIC},))
 
 
-def _layout_graph(cache: KVCache, groups: int) -> Graph:
+def layout_graph(cache: KVCache, groups: int) -> Graph:
+    """What TreeLayout computes, for any batch and trees."""
     layout, parents = TreeLayout(cache, groups), torch.tensor([[0, 1, 1], [0, 0, 1]])
     sizes = ({0: DYNAMIC, 1: DYNAMIC}, {0: DYNAMIC}, {0: DYNAMIC})
     return Graph("layout", layout, (parents, torch.tensor([7, 9]), torch.arange(64)), sizes, layout.settings)

@@ -1,4 +1,4 @@
-"""A block drafter's trees by one operator where the CPU multiplies bfloat16; see ``models/block_drafter.cpp``."""
+"""A block drafter's trees by one operator; see ``models/block_drafter.cpp``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from models import cached_attention, tiled_linear
 from models.copying import CopyingHead
 from models.layers import DecoderLayer, Linear
 from models.tiled_decoder import in_turns, layer_tensors
+from models.tiles import operator_class
 from speculative.drafters.growth import CANDIDATES
 from speculative.drafters.moa_network import DraftNetwork
 from speculative.drafters.tree_drafter import DraftTrees
@@ -20,7 +21,7 @@ def suits(network: DraftNetwork, breadth: int) -> bool:
     moa, config = network.moa, network.target.config
     if moa.block is None or moa.config.target_layer_inference or not moa.config.attends_to_all_memory:
         return False
-    if not cached_attention.suits(network.dtype, config.head_dim) or network.target.dtype != torch.bfloat16:
+    if not cached_attention.suits(network.dtype, config.head_dim) or network.target.dtype != network.dtype:
         return False
     copying = () if moa.block.copying is None else tuple(moa.block.copying.modules())  # filled up to whole panels
     parts = (part for part in (moa.sa, moa.ca, moa.block, moa.entry) if part)
@@ -74,7 +75,7 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
     entry, copying = range(24, min(len(dense), 27)), range(30, len(dense))
     tiled_linear.put_in_order(dense, (12, 13, *entry, *range(14, 24), 9, 10, 7, 8, 11, *copying, 3))
     sizes = moa.config.sa_num_kv_heads, config.head_dim, config.rms_norm_eps
-    drafts: DraftTrees = torch.classes.moaserve.BlockDrafter(dense, *sizes).draft
+    drafts: DraftTrees = operator_class("BlockDrafter", network.dtype)(dense, *sizes).draft
     return drafts
 
 

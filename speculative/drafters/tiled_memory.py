@@ -1,4 +1,4 @@
-"""A MoA drafter's memory by one operator where the CPU multiplies bfloat16; see ``models/drafter_memory.cpp``."""
+"""A MoA drafter's memory by one operator; see ``models/drafter_memory.cpp``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models import tiled_linear
 from models.entry import PairedEntry
 from models.layers import DecoderLayer, Linear
 from models.tiled_decoder import layer_tensors
-from models.tiles import has_operators
+from models.tiles import TYPES, has_operators, operator_class
 from speculative.drafters.moa_network import MoANetwork
 
 
@@ -34,7 +34,7 @@ _MOST_LAYERS, _LARGEST_HEAD = 64, 256
 def suits(network: MoANetwork) -> bool:
     """Whether the operator does what ``MoANetwork.remember`` does."""
     moa, config, lsa = network.moa, network.target.config, network.moa.lsa
-    if lsa is None or not has_operators() or {network.dtype, network.target.dtype} != {torch.bfloat16}:
+    if lsa is None or not has_operators() or network.dtype not in TYPES or network.target.dtype != network.dtype:
         return False
     if config.num_layers > _MOST_LAYERS or lsa.head_dim > _LARGEST_HEAD or lsa.head_dim % 16:
         return False
@@ -74,11 +74,11 @@ def tiled_memory(network: MoANetwork, length: int) -> TiledMemory:
     if isinstance(moa.entry, PairedEntry):
         tensors += [moa.entry.hidden_norm.weight, moa.entry.pair_norm.weight]
         tensors += [tiled_linear.tiled(x.weight) for x in (moa.entry.from_own, moa.entry.from_before, moa.entry.from_following)]
-    dense = [tensor.detach().to(torch.bfloat16).contiguous() for tensor in tensors]
+    dense = [tensor.detach().to(network.dtype).contiguous() for tensor in tensors]
     # What SA keeps, LSA, what leads to memory, what CA keeps.
     tiled_linear.put_in_order(dense, (5, 6, *range(11, 17), 3, *range(17, len(dense)), 7, 8))
     sizes = (moa.config.sa_num_kv_heads, config.head_dim, moa.config.lsa_num_kv_heads, lsa.head_dim)
-    operator = torch.classes.moaserve.DrafterMemory(dense, *sizes, config.rms_norm_eps)
+    operator = operator_class("DrafterMemory", network.dtype)(dense, *sizes, config.rms_norm_eps)
     return TiledMemory(operator.remember, operator.pair)
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from filelock import FileLock
 
-from models.compiled import unsupported
-from models.graph_runner import build_runner, load_runner
+from models.compiled import default_cache, unsupported
+from models.graph_runner import build_runner, load_runner, runner_path
 from models.tiles import has_operators
 from speculative.edge_export import export_edge
+from speculative.packages import LOCK
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Server:
 def start_server(*options: str, module: str = "app.cli", command: str = "serve", port: int = 0) -> Server:
     """Start a server, on a free port or ``port``, and wait until it says that it is ready; ``module`` runs as `moaserve`."""
     # What is drafted shall not depend on how busy the machine is.
-    plain = ("--compile", "off", "--draft-policy", "fixed") if command == "serve" else ()
+    plain = ("--draft-policy", "fixed") if command == "serve" else ()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
     process = subprocess.Popen(
         [
@@ -110,12 +112,15 @@ def target() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def operators(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Lets this process call the operators that compiled graphs do; tests are skipped where there are none."""
+def operators() -> None:
+    """Lets this process call the operators that servers do; tests are skipped where there are none."""
     if not has_operators():
         pytest.skip("there are operators for x86 CPUs with AVX2 alone")
     if reason := unsupported(torch.device("cpu")):
         pytest.skip(f"operators are compiled: {reason}")
-    path = tmp_path_factory.mktemp("operators") / "runner.so"
-    build_runner(path)
-    load_runner(path)
+    cache = default_cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / LOCK):
+        if not runner_path(cache).exists():
+            build_runner(runner_path(cache))
+    load_runner(runner_path(cache))

@@ -27,9 +27,7 @@ def port_of(server: Server) -> int:
 @contextmanager
 def running_edge(bundle: Path, at: int | str, *options: str) -> Iterator[Server]:
     """An edge of the server ``at`` an address, or a port of this machine."""
-    server = start_server(
-        "--server", address(at), "--bundle", str(bundle), "--compile", "off", "--num-threads", "1", *options, command="edge"
-    )
+    server = start_server("--server", address(at), "--bundle", str(bundle), "--num-threads", "1", *options, command="edge")
     try:
         yield server
     finally:

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from models.compiled import compile_graph
+from models.graph_runner import load_graph
 from models.loader import load_target
 from models.saving import save_drafter
 from models.tiled_decoder import suits
 from models.tiles import has_operators
+from speculative.batch import TreeLayout
+from speculative.compiling import layout_graph
 from speculative.config import EngineConfig
 from speculative.edge.config import EdgeConfig
 from speculative.edge.drafting import EdgeModel
@@ -40,10 +45,10 @@ FIXTURE = Path(__file__).parents[1] / "fixtures" / "llama-n0"
 def load(compile_: str, **settings: object) -> Engine:
     return load_engine(
         EngineConfig(
-            model=str(FIXTURE / "target"),
             max_num_seqs=4,
             compile=compile_,  # type: ignore[arg-type]
             **{  # type: ignore[arg-type]
+                "model": str(FIXTURE / "target"),
                 "max_model_len": 128,
                 "drafter": str(FIXTURE / "drafter"),
                 "dtype": "float32",
@@ -60,19 +65,34 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="module", params=["level by level", "entry and block", "paired block"])
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of a kind that operators are not for: its layers and its head are compiled by PyTorch."""
+    folder = tmp_path_factory.mktemp("other")
+    sizes = {"vocab_size": 150, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "head_dim": 16}
+    torch.manual_seed(3)
+    config = Qwen3Config(**sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.1)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("graphs", "ablation"), ("graphs", "paired block"), ("operators", "entry and block"), ("operators", "paired block")],
+    ids=" of ".join,
+)
 def engines(
-    request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, cache: Path, other: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Engine]]:
-    """An engine on compiled graphs and one without."""
-    threads = torch.get_num_threads()
-    folder = FIXTURE / "drafter"
-    if request.param in MOA_KINDS:
-        folder = tmp_path_factory.mktemp("drafter")
-        save_drafter(random_moa(**MOA_KINDS[request.param]), folder, dtype=torch.float32)
+    """An engine on compiled graphs, or on operators, with a drafter of some kind, and one without."""
+    threads, folder = torch.get_num_threads(), tmp_path_factory.mktemp("drafter")
+    compiled, kind = request.param
+    model = other if compiled == "graphs" else FIXTURE / "target"
+    save_drafter(random_moa(model, **MOA_KINDS[kind]), folder, dtype=torch.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        yield load("on", num_threads=1, drafter=str(folder)), load("off", num_threads=1, drafter=str(folder))
+        pair = {"model": str(model), "drafter": str(folder)}
+        yield load("on", num_threads=1, **pair), load("off", num_threads=1, **pair)
     torch.set_num_threads(threads)
 
 
@@ -133,23 +153,38 @@ def scored(engine: Engine, request: Request) -> tuple[list[int], list[float]]:
     return tokens, scores
 
 
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # PyTorch's compiler has some of PyTorch's own
+def test_without_operators_trees_are_laid_out_by_a_graph(tmp_path: Path) -> None:
+    cache, groups = load_target(FIXTURE / "target", dtype=torch.float32)[0].new_cache(4, 12, 128), 2
+    compile_graph(layout_graph(cache, groups), tmp_path / "layout.pt2")
+    compiled, layout = load_graph(tmp_path / "layout.pt2"), TreeLayout(cache, groups)
+    for parents in ([[0, 1, 1, 0]], [[0, 1], [0, 0], [0, 1]]):
+        inputs = [torch.tensor(parents), torch.arange(len(parents)) * 9, torch.arange(64)]
+        for one, other in zip(compiled(inputs), layout(*inputs), strict=True):
+            assert torch.equal(one, other)
+
+
 def test_graphs_take_inputs_that_are_not_dense(engines: tuple[Engine, Engine]) -> None:
     head, size = engines[0].compiled["head"], engines[0].target.config.hidden_size
     sliced = torch.randn(4, 2 * size)[:, :size]
     assert torch.equal(head([sliced])[0], head([sliced.clone()])[0])
 
 
-def test_a_second_engine_takes_the_graphs_from_the_cache(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_engine_takes_the_graphs_from_the_cache(
+    engines: tuple[Engine, Engine], other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("speculative.packages._compile_apart", lambda *_: pytest.fail("compiled again"))
-    assert load("on", num_threads=1).target.compiled
+    assert load("on", num_threads=1, model=str(other), drafter="none").target.compiled
 
 
-def test_graphs_are_made_for_the_threads_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_graphs_are_made_for_the_threads_of_this_process(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    sizes = {"vocab_size": 150, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4)).save_pretrained(tmp_path)  # of which the head alone is compiled
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert load("on", drafter="none").target.compiled
+        assert load("on", model=str(tmp_path), drafter="none").target.compiled
     finally:
         torch.set_num_threads(threads)
 
@@ -168,7 +203,7 @@ def test_a_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(EngineLoadError, match="--compile off goes without"):
-        load("on", num_threads=1)
+        load("on", num_threads=1, drafter="none")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +226,8 @@ def test_a_compiler_that_nobody_asks_any_more_ends_however_interrupts_fare(tmp_p
 def test_a_decoder_by_tiles_scores_as_float32_does(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     threads = torch.get_num_threads()
-    tiled, exact = load("on", dtype="bfloat16", num_threads=1), load("off", num_threads=1)
+    settings = {"num_threads": 1, "drafter": "none"}
+    tiled, exact = load("on", dtype="bfloat16", **settings), load("off", **settings)
     torch.set_num_threads(threads)
     assert suits(load_target(FIXTURE / "target", dtype=torch.bfloat16)[0]) and tiled.target.compiled
     request = Request("r", tuple([3, 1, 4, 1, 5, 9, 2, 6] * 6), SamplingParams(1, temperature=0.0, prompt_logprobs=0))
@@ -202,9 +238,10 @@ def test_a_decoder_by_tiles_scores_as_float32_does(cache: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_texts_grow_to_the_models_last_position(cache: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_texts_grow_to_the_models_last_position(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    engine = load("on", dtype=dtype, num_threads=1, max_model_len=None, draft_min_reach=0.0)
+    save_drafter(random_moa(**MOA_KINDS["block"]), tmp_path, dtype=torch.float32)
+    engine = load("on", dtype=dtype, num_threads=1, drafter=str(tmp_path), max_model_len=None, draft_min_reach=0.0)
     length = engine.info.max_model_len
     assert length == engine.target.config.max_position_embeddings
     # Trees of ever the same depth reach past the end.
@@ -213,8 +250,8 @@ def test_texts_grow_to_the_models_last_position(cache: Path, monkeypatch: pytest
     assert [len(prompt) + len(answer) for prompt, answer in zip(prompts, tokens, strict=True)] == [length] * 3
 
 
-def test_an_edge_drafts_the_same_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_an_edge_drafts_the_same_trees(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     save_drafter(random_moa(**MOA_KINDS["entry and block"]), tmp_path / "drafter", dtype=torch.float32)
     export_edge(str(FIXTURE / "target"), str(tmp_path / "drafter"), tmp_path / "edge", dtype="float32")
     server, threads = Server("ws://127.0.0.1:1"), torch.get_num_threads()

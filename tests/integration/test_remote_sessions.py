@@ -22,7 +22,8 @@ from tests.speculative.conftest import N0
 pytestmark = pytest.mark.integration
 
 PATH = "/v1/speculative/sessions"
-MODEL = ("--model", str(N0 / "target"), "--drafter", str(N0 / "drafter"), "--dtype", "float32", "--num-threads", "1")
+OPTIONS = ["--dtype", "float32", "--num-threads", "1", "--compile", "off"]
+MODEL = ("--model", str(N0 / "target"), "--drafter", str(N0 / "drafter"), *OPTIONS)
 KEYS = [f"key-{number}" for number in range(12)]
 
 

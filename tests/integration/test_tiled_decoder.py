@@ -1,4 +1,4 @@
-"""Products and whole decoders by tiles, on CPUs that multiply bfloat16, against PyTorch's in float32."""
+"""Products and whole decoders by operators, in bfloat16 and float32, against PyTorch's in float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.tiled_decoder import suits, tiled_decoder
 from models.tiled_linear import tiled, tiled_linear
-from models.tiles import has_tiles
+from models.tiles import TYPES, has_tiles
 
 pytestmark = [
     pytest.mark.integration,
@@ -41,41 +41,50 @@ CONFIG = DecoderConfig(
 )
 
 
-def weight(outputs: int, inputs: int) -> Tensor:
-    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs + inputs)).bfloat16()
+OFF = {torch.bfloat16: {"atol": 0.05, "rtol": 0.01}, torch.float32: {"atol": 1e-3, "rtol": 1e-4}}
+"""How far products may be off."""
+
+both_types = pytest.mark.parametrize("dtype", TYPES, ids=list(TYPES.values()))
 
 
-def rows(count: int, size: int) -> Tensor:
-    return torch.randn(count, size, generator=torch.Generator().manual_seed(count)).bfloat16()
+def weight(outputs: int, inputs: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs + inputs)).to(dtype)
+
+
+def rows(count: int, size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(count)).to(dtype)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 32), (480, 288), (96, 768), (8192, 64), (64, 4128)])
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 33, 35, 80, 257])
-def test_products_are_pytorchs(outputs: int, inputs: int, count: int) -> None:
-    x, matrix = rows(count, inputs), weight(outputs, inputs)
+@both_types
+def test_products_are_pytorchs(outputs: int, inputs: int, count: int, dtype: torch.dtype) -> None:
+    x, matrix = rows(count, inputs, dtype), weight(outputs, inputs, dtype)
     out = tiled_linear(x, tiled(matrix))
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), x.float() @ matrix.float().T, atol=0.05, rtol=0.01)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), x.float() @ matrix.float().T, **OFF[dtype])
 
 
 @pytest.mark.parametrize("inputs", [288, 4128])
-def test_a_rows_products_are_the_same_whatever_comes_with_it(inputs: int) -> None:
-    x, matrix = rows(100, inputs), tiled(weight(480, inputs))
+@both_types
+def test_a_rows_products_are_the_same_whatever_comes_with_it(inputs: int, dtype: torch.dtype) -> None:
+    x, matrix = rows(100, inputs, dtype), tiled(weight(480, inputs, dtype))
     together = tiled_linear(x, matrix)
     for count in (1, 5, 16, 17, 33, 47):
         assert torch.equal(tiled_linear(x[:count], matrix), together[:count])
         assert torch.equal(tiled_linear(x[100 - count :], matrix), together[100 - count :])
 
 
-def test_products_take_rows_as_they_lie() -> None:
-    x, matrix = rows(20, 3 * 64 + 1), weight(96, 64)
+@both_types
+def test_products_take_rows_as_they_lie(dtype: torch.dtype) -> None:
+    x, matrix = rows(20, 3 * 64 + 1, dtype), weight(96, 64, dtype)
     for part in (x[:, 64:128], x[::2, 1:65], x.t().contiguous().t()[:, :64], x[:0, :64]):
-        torch.testing.assert_close(tiled_linear(part, tiled(matrix)).float(), part.float() @ matrix.float().T, atol=0.05, rtol=0.01)
+        torch.testing.assert_close(tiled_linear(part, tiled(matrix)).float(), part.float() @ matrix.float().T, **OFF[dtype])
     batched = x[:, :64].unflatten(0, (4, 5))
     assert torch.equal(tiled_linear(batched, tiled(matrix)), tiled_linear(x[:, :64], tiled(matrix)).unflatten(0, (4, 5)))
 
 
-@pytest.mark.parametrize("x", [rows(2, 32), rows(2, 64).float()])
+@pytest.mark.parametrize("x", [rows(2, 32), rows(2, 64).float(), rows(2, 64).double()])
 def test_what_does_not_belong_together_is_refused(x: Tensor) -> None:
     with pytest.raises(RuntimeError, match="do not belong together"):
         tiled_linear(x, tiled(weight(32, 64)))
@@ -110,13 +119,16 @@ def inputs(cache: KVCache, batch: int, count: int, first_slot: int = 0) -> list[
     return [token_ids, positions, write, additive(mask, cache.data.dtype), *cache.window(first_slot, batch)]
 
 
+SIZES = [(1, 1), (1, 33), (3, 1), (3, 10), (1, 39)]
+
+
 def by_pytorch(model: Llama, cache: KVCache, batch: int, count: int) -> Tensor:
     token_ids, positions, write, mask = inputs(cache, batch, count)[:4]
     plan = AttentionPlan(0, batch, count, positions.flatten(), write.flatten(), mask)
     return model.run_layers(model.embed(token_ids.flatten()), plan, cache, first_layer=0)
 
 
-@pytest.mark.parametrize(("batch", "count"), [(1, 1), (1, 33), (3, 1), (3, 10), (1, 39)])
+@pytest.mark.parametrize(("batch", "count"), SIZES)
 def test_a_decoder_is_as_near_to_float32_as_pytorchs(batch: int, count: int) -> None:
     model, exact = target(), target(torch.float32)
     caches = [cache_of(model), cache_of(model), cache_of(exact)]
@@ -128,8 +140,19 @@ def test_a_decoder_is_as_near_to_float32_as_pytorchs(batch: int, count: int) -> 
     torch.testing.assert_close(caches[0].data.float(), caches[2].data, atol=0.1, rtol=0.03)
 
 
-def test_a_texts_rows_are_the_same_whoever_shares_the_pass() -> None:
-    model = target()
+@pytest.mark.parametrize(("batch", "count"), SIZES)
+def test_in_float32_a_decoder_is_pytorchs(batch: int, count: int) -> None:
+    model = target(torch.float32)
+    ours, theirs = cache_of(model), cache_of(model)
+    assert suits(model)
+    hidden = tiled_decoder(model)(inputs(ours, batch, count))[0]
+    torch.testing.assert_close(hidden, by_pytorch(model, theirs, batch, count), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours.data, theirs.data, atol=1e-4, rtol=1e-4)
+
+
+@both_types
+def test_a_texts_rows_are_the_same_whoever_shares_the_pass(dtype: torch.dtype) -> None:
+    model = target(dtype)
     decoder, together, alone = tiled_decoder(model), cache_of(model), cache_of(model)
     hidden = decoder(inputs(together, 4, 10))[0].view(4, 10, -1)
     for slot in range(4):
@@ -138,8 +161,9 @@ def test_a_texts_rows_are_the_same_whoever_shares_the_pass() -> None:
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, 0), (33, 1), (39, 20), (39, 38), (39, 39)])
-def test_rows_that_are_not_wanted_leave_keys_and_values_alone(count: int, wanted: int) -> None:
-    model = target()
+@both_types
+def test_rows_that_are_not_wanted_leave_keys_and_values_alone(count: int, wanted: int, dtype: torch.dtype) -> None:
+    model = target(dtype)
     decoder, whole, part = tiled_decoder(model), cache_of(model), cache_of(model)
     hidden = decoder(inputs(whole, 1, count, first_slot=2))[0]
     assert torch.equal(decoder(inputs(part, 1, count, first_slot=2), wanted)[0], hidden[wanted:])
@@ -153,8 +177,9 @@ def test_rows_that_are_not_there_cannot_be_wanted(batch: int, wanted: int) -> No
         tiled_decoder(model)(inputs(cache_of(model), batch, 3), wanted)
 
 
-def test_the_number_of_threads_changes_nothing() -> None:
-    model, threads = target(), torch.get_num_threads()
+@both_types
+def test_the_number_of_threads_changes_nothing(dtype: torch.dtype) -> None:
+    model, threads = target(dtype), torch.get_num_threads()
     decoder, one, three = tiled_decoder(model), cache_of(model), cache_of(model)
     alone = decoder(inputs(one, 4, 33))[0]
     torch.set_num_threads(3)
@@ -182,7 +207,7 @@ def test_what_lies_outside_is_refused(which: int, value: int, said: str) -> None
 )
 def test_other_decoders_are_left_to_the_compiler(changes: dict[str, int]) -> None:
     assert not suits(target(config=replace(CONFIG, **changes)))  # type: ignore[arg-type]
-    assert not suits(target(torch.float32))
+    assert not suits(target(torch.float64))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A block drafter's trees and memory by operators, on CPUs that multiply bfloat16, against PyTorch's in float32."""
+"""A block drafter's trees and memory by operators, in bfloat16 and float32, against PyTorch's in float32."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.moa import MoA
 from models.tiled_decoder import suits_head, tiled_head
+from models.tiles import TYPES
 from speculative.batch import TreeLayout, layout_operator, layout_suits, verify_plan
 from speculative.drafters import tiled_block, tiled_memory
 from speculative.drafters.base import VerifiedTokens
@@ -57,17 +58,26 @@ def moa(config: MoAConfig, vocabulary: int | None) -> MoA:
     return made
 
 
+OFF = {torch.bfloat16: {"atol": 0.06, "rtol": 0.03}, torch.float32: {"atol": 1e-4, "rtol": 1e-4}}
+"""How far memory may be off."""
+
+
+@pytest.fixture(params=TYPES, ids=list(TYPES.values()))
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """What operators store."""
+    kind: torch.dtype = request.param
+    return kind
+
+
 @pytest.fixture(params=["block", "entry", "few tokens", "paired", "paired, few tokens", "paired, two heads"])
-def drafters(request: pytest.FixtureRequest) -> tuple[MoADrafter, MoADrafter]:
-    """The same in bfloat16, drafting by operators, and in float32."""
+def drafters(request: pytest.FixtureRequest, dtype: torch.dtype) -> tuple[MoADrafter, MoADrafter]:
+    """The same drafting by operators, and in float32 without."""
     paired = "paired" in request.param
     # Copying asks the first of two KV heads then, by queries that do not fill whole panels.
     heads_of = {"sa_num_kv_heads": 2, "ca_num_kv_heads": 2} if "two heads" in request.param else {}
     config = MoAConfig.from_target(CONFIG, **SIZES, **heads_of, has_entry=paired or request.param == "entry", paired=paired)
     weights = moa(config, 96 if "few tokens" in request.param else None)
-    tiled, exact = (
-        MoADrafter(copy.deepcopy(weights).to(dtype), heads(dtype), 4, LENGTH, SHAPE) for dtype in (torch.bfloat16, torch.float32)
-    )
+    tiled, exact = (MoADrafter(copy.deepcopy(weights).to(kind), heads(kind), 4, LENGTH, SHAPE) for kind in (dtype, torch.float32))
     assert tiled_block.suits(tiled.network, SHAPE.breadth) and tiled_memory.suits(tiled.network)
     tiled.trees = tiled_block.tiled_drafting(tiled.network, LENGTH)
     tiled.tiled = tiled_memory.tiled_memory(tiled.network, LENGTH)
@@ -124,7 +134,7 @@ def test_memory_is_float32s(drafters: tuple[MoADrafter, MoADrafter], count: int)
             # What CA keeps is of the tokens before: before a first there is none, and what the other writes there is never read.
             first = int((verified(count).positions == 0).sum())
             exact.data[:, exact.rows_per_slot - 1 :: exact.rows_per_slot] = 0
-        torch.testing.assert_close(tiled.data.float(), exact.data, atol=0.06, rtol=0.03)
+        torch.testing.assert_close(tiled.data.float(), exact.data, **OFF[tiled.data.dtype])
         assert int((tiled.data != 0).any(dim=-1).sum()) == count - first
 
 
@@ -140,7 +150,7 @@ def test_the_newest_memory_is_float32s(drafters: tuple[MoADrafter, MoADrafter]) 
     for tiled, exact in zip(*(drafter.caches for drafter in drafters), strict=True):
         changed = int((exact.data != filled(copy.deepcopy(exact)).data).any(dim=-1).sum())
         assert changed == (0 if exact is drafters[1].caches[0] else len(batch))
-        torch.testing.assert_close(tiled.data.float(), exact.data, atol=0.06, rtol=0.03)
+        torch.testing.assert_close(tiled.data.float(), exact.data, **OFF[tiled.data.dtype])
 
 
 def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
@@ -157,7 +167,7 @@ def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_trees_are_float32s(drafters: tuple[MoADrafter, MoADrafter], settings: str, batch: int) -> None:
+def test_trees_are_float32s(drafters: tuple[MoADrafter, MoADrafter], settings: str, batch: int, dtype: torch.dtype) -> None:
     texts = Texts(None, CONFIG.vocab_size, frozenset())
     trees = []
     for drafter in drafters:
@@ -172,8 +182,10 @@ def test_trees_are_float32s(drafters: tuple[MoADrafter, MoADrafter], settings: s
     edges = [min(probability for path, probability in exact.items() if path[0] == text) + 0.05 for text in range(batch)]
     assert all(path in shared for path, probability in exact.items() if probability > edges[path[0]])
     assert len(shared) >= 0.7 * len(exact)
-    # With noise two likely tokens may be close to a tie: PyTorch in bfloat16 is 0.04 off too.
-    assert all(tiled[path] == pytest.approx(exact[path], abs=0.08) for path in shared)
+    # In bfloat16 two likely tokens may with noise be close to a tie, PyTorch is 0.04 off too. Beside sampled texts PyTorch's sum of
+    # a greedy one's probabilities leaves out the least likely tokens.
+    off = 0.08 if dtype == torch.bfloat16 else 5e-3 if settings == "mixed" else 1e-4
+    assert all(tiled[path] == pytest.approx(exact[path], abs=off) for path in shared)
     assert trees[0].sizes == trees[1].sizes
 
 
@@ -213,24 +225,24 @@ def test_other_drafters_are_left_to_the_compiler(changes: dict[str, int]) -> Non
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 70])
-def test_logits_are_float32s(count: int) -> None:
-    model = heads(torch.bfloat16)
+def test_logits_are_float32s(count: int, dtype: torch.dtype) -> None:
+    model = heads(dtype)
     assert suits_head(model)
-    hidden = torch.randn(count, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
+    hidden = torch.randn(count, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
     logits, best = tiled_head(model)([hidden])
     expected = hidden.float() @ model.lm_head.weight.float().T
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(best, expected.argmax(dim=-1))
 
 
-def test_the_first_of_equal_logits_is_the_best() -> None:
-    model = heads(torch.bfloat16)
+def test_the_first_of_equal_logits_is_the_best(dtype: torch.dtype) -> None:
+    model = heads(dtype)
     model.lm_head.weight[[30, 31, 150]] = model.lm_head.weight[30].abs() * 50
-    assert tiled_head(model)([torch.ones(2, CONFIG.hidden_size).bfloat16()])[1].tolist() == [30, 30]
+    assert tiled_head(model)([torch.ones(2, CONFIG.hidden_size, dtype=dtype)])[1].tolist() == [30, 30]
 
 
-def test_a_tree_stands_where_pytorch_puts_it() -> None:
-    cache = target().new_cache(4, 12, LENGTH)
+def test_a_tree_stands_where_pytorch_puts_it(dtype: torch.dtype) -> None:
+    cache = target(dtype).new_cache(4, 12, LENGTH)
     assert layout_suits(cache)
     parents: Tensor = torch.tensor([[0, 1, 2, 0, 4, 1], [0, 0, 0, 1, 4, 5], [0, 0, 0, 0, 0, 0]])
     inputs = [parents, torch.tensor([0, 61, 130]), torch.arange(128)]

@@ -47,10 +47,10 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def random_moa(**sizes: int) -> MoA:
-    """An untrained MoA drafter for N0's target with MoAConfig's ``sizes``, all of its parts at work."""
+def random_moa(folder: Path = N0 / "target", **sizes: int) -> MoA:
+    """An untrained MoA drafter for a target, or N0's, with MoAConfig's ``sizes``, all of its parts at work."""
     torch.manual_seed(0)
-    target = load_target(N0 / "target", dtype=torch.float32)[0]
+    target = load_target(folder, dtype=torch.float32)[0]
     moa = MoA(MoAConfig.from_target(target.config, **sizes)).requires_grad_(False)
     for weight in (moa.block.down.weight, moa.block.stand_ins) if moa.block is not None else ():
         torch.nn.init.normal_(weight, std=0.5)
