@@ -131,8 +131,8 @@ struct Sums {
   int64_t row, tile;
 };
 
-// What products fetch of what is read after them: so many lines a step, a few a pair, from an address on. No nearer than to the second-level cache: the
-// first can wait for too few lines at once to keep up with memory, and has no room for them.
+// What products fetch of what is read after them: so many lines a step, a few a pair, from an address on. No nearer than to the
+// second-level cache: the first can wait for too few lines at once to keep up with memory, and has no room for them.
 struct Ahead {
   const char* data = nullptr;
   int64_t lines = 0;

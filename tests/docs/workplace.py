@@ -79,7 +79,9 @@ def run(block: Block, folder: Path, base_url: str) -> subprocess.CompletedProces
 
 
 def _environment(folder: Path, base_url: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MOASERVE_", "OPENAI_"))}
+    # What `make test ARGS=…` was told is not for the pages' make.
+    others = ("MOASERVE_", "OPENAI_", "MAKE", "MFLAGS", "ARGS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return kept | {
         "PATH": f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
