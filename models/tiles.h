@@ -223,8 +223,8 @@ constexpr int64_t kRowsAtOnce = 12;  // whose products with two tiles they are
 #else
 
 // What stands on the right is widened as it is read: of a pair in bfloat16, each half is the upper bits of a number in float32.
-// A row's products stand together, as few registers are left beside sums: where all rows' first come before their second, GCC puts a
-// sum into memory here or there, and one that goes there and back for each product takes as long as ten that do not.
+// That is where it is used, and rows are gone over by one address, as few registers are left beside sums: GCC puts one of them into memory
+// as soon as more is to be kept, and a sum that goes there and back for each product takes as long as ten that do not.
 template <int R, int C, int P>
 SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
@@ -244,15 +244,20 @@ SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, 
       ahead.fetch<BFloat16>(pair);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        const __m256i low = wide::load_narrow(right + c * b.tile), high = wide::load_narrow(right + c * b.tile + kRowBytes / 2);
-        const __m256 even_low = _mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), odd_low = _mm256_castsi256_ps(_mm256_and_si256(low, upper));
-        const __m256 even_high = _mm256_castsi256_ps(_mm256_slli_epi32(high, 16)), odd_high = _mm256_castsi256_ps(_mm256_and_si256(high, upper));
+#pragma GCC unroll 2
+        for (int64_t odd = 0; odd < 2; ++odd) {
+          const auto half = [&](int64_t at) SIMD {
+            const __m256i both = wide::load_narrow(right + c * b.tile + at);
+            return _mm256_castsi256_ps(odd ? _mm256_and_si256(both, upper) : _mm256_slli_epi32(both, 16));
+          };
+          const __m256 of_low = half(0), of_high = half(kRowBytes / 2);
+          const char* from = left + odd * sizeof(float);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          const auto* two = reinterpret_cast<const float*>(left + r * a.row);
-          const __m256 even = _mm256_broadcast_ss(two), odd = _mm256_broadcast_ss(two + 1);
-          sums[r][c][0] = _mm256_fmadd_ps(odd, odd_low, _mm256_fmadd_ps(even, even_low, sums[r][c][0]));
-          sums[r][c][1] = _mm256_fmadd_ps(odd, odd_high, _mm256_fmadd_ps(even, even_high, sums[r][c][1]));
+          for (int r = 0; r < R; ++r, from += a.row) {
+            const __m256 one = _mm256_broadcast_ss(reinterpret_cast<const float*>(from));
+            sums[r][c][0] = _mm256_fmadd_ps(one, of_low, sums[r][c][0]);
+            sums[r][c][1] = _mm256_fmadd_ps(one, of_high, sums[r][c][1]);
+          }
         }
       }
     }
