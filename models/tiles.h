@@ -149,15 +149,30 @@ struct Ahead {
   Ahead after(int64_t steps) const { return {data + steps * lines * kRowBytes, lines}; }
 };
 
+// Sums of R rows and C tiles in registers: from 0 on, or from what is there.
+template <int R, int C>
+SIMD __attribute__((always_inline)) inline void begin_sums(wide::Floats (&sums)[R][C], Sums at, bool add) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) sums[r][c] = add ? wide::load(at.data + r * at.row + c * at.tile) : wide::zero();
+  }
+}
+
+template <int R, int C>
+SIMD __attribute__((always_inline)) inline void store_sums(const wide::Floats (&sums)[R][C], Sums at) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) wide::store(at.data + r * at.row + c * at.tile, sums[r][c]);
+  }
+}
+
 // By vectors: sums over `steps` of P pairs of the products of R rows with C tiles, added to what is there on request. Of float32 first.
 template <int R, int C, int P>
 SIMD inline void multiply_floats(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   wide::Floats sums[R][C];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) sums[r][c] = add ? wide::load(out.data + r * out.row + c * out.tile) : wide::zero();
-  }
+  begin_sums(sums, out, add);
   for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step, ahead = ahead.after(1)) {
     const char* left = a.data;
     const char* right = b.data;
@@ -177,11 +192,7 @@ SIMD inline void multiply_floats(Operand a, Operand b, int64_t steps, Sums out, 
       }
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) wide::store(out.data + r * out.row + c * out.tile, sums[r][c]);
-  }
+  store_sums(sums, out);
 }
 
 #ifdef MOASERVE_TILES
@@ -189,11 +200,7 @@ SIMD inline void multiply_floats(Operand a, Operand b, int64_t steps, Sums out, 
 template <int R, int C, int P>
 SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   wide::Floats sums[R][C];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) sums[r][c] = add ? wide::load(out.data + r * out.row + c * out.tile) : wide::zero();
-  }
+  begin_sums(sums, out, add);
   for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step, ahead = ahead.after(1)) {
     for (int64_t pair = 0; pair < P; ++pair) {
       ahead.fetch<BFloat16>(pair);
@@ -210,11 +217,7 @@ SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, 
       }
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) wide::store(out.data + r * out.row + c * out.tile, sums[r][c]);
-  }
+  store_sums(sums, out);
 }
 
 constexpr int64_t kSums = 24;        // registers of 32 that hold sums
