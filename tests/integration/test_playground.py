@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ pytestmark = [
 ]
 
 WHO = "Hi, who are you?"
-ENDLESS = "Tom has 5 boxes with 12 pencils each. He gives away 17 pencils. How many are left?"
+LONG = "Tom has 5 boxes with 12 pencils each. He gives away 17 pencils. How many are left?"
 CHAT = "**/v1/chat/completions"
 expect.set_options(timeout=60_000)
 
@@ -56,15 +57,13 @@ UNREADABLE = """() => {
 }"""
 
 
-STREAMING = """(tokens) => new Promise((seen, missed) => {
-  const latest = performance.now() + 60000;
-  const look = () => {
-    if (document.querySelectorAll(tokens).length > 2 && document.querySelector("button.stop")) seen();
-    else if (performance.now() > latest) missed(new Error("never three tokens of " + tokens + " and a button to stop"));
-    else requestAnimationFrame(look);
-  };
-  look();
-})"""
+# The page itself watches, from before it asks: an answer may begin and end between two glances from outside.
+WATCH = """(tokens) => {
+  window.streamed = false;
+  new MutationObserver(() => {
+    window.streamed ||= document.querySelectorAll(tokens).length > 2;
+  }).observe(document.body, { childList: true, subtree: true });
+}"""
 
 
 @dataclass
@@ -103,12 +102,16 @@ class Visit:
         self.page.get_by_label("Message").fill(prompt)
         self.page.get_by_role("button", name="Send").click()
 
-    def streaming(self, tokens: str) -> None:
-        """Wait until some ``tokens`` are there before the end, which may follow within a glance: the page itself looks."""
-        self.page.evaluate(STREAMING, tokens)
-
     def finished(self) -> None:
         expect(self.page.get_by_role("button", name="Send")).to_be_visible()
+
+    @contextmanager
+    def streamed(self, answer: str = ".answer") -> Iterator[None]:
+        """Whoever sends in here has some tokens of ``answer`` shown while the others are yet to come."""
+        self.page.evaluate(WATCH, f"{answer}.running .token")
+        yield
+        self.finished()
+        assert self.page.evaluate("window.streamed")
 
     def texts(self) -> list[str]:
         return self.page.locator(".answer .text").all_inner_texts()
@@ -165,13 +168,12 @@ def guarded_visit(browser: Browser, guarded: Server) -> Iterator[Visit]:
 def test_a_chat_is_streamed_and_is_what_the_api_answers(visit: Visit, server: Server) -> None:
     page = visit.ready().page
     visit.setting("Temperature", "0").setting("System prompt", "Be kind.")
-    visit.send(WHO)
-    visit.streaming(".token")
-    visit.finished()
+    with visit.streamed():
+        visit.send(LONG)
     visit.send("Can you help me?")
     visit.finished()
     told = [{"role": "system", "content": "Be kind."}]
-    for asked, shown in zip((WHO, "Can you help me?"), visit.texts(), strict=True):
+    for asked, shown in zip((LONG, "Can you help me?"), visit.texts(), strict=True):
         told.append({"role": "user", "content": asked})
         body = {"messages": told, "temperature": 0, "speculative": False}
         choice = httpx.post(f"{server.base_url}/chat/completions", json=body, timeout=60).json()["choices"][0]
@@ -184,10 +186,9 @@ def test_a_chat_is_streamed_and_is_what_the_api_answers(visit: Visit, server: Se
 
 def test_side_by_side_says_what_is_so(visit: Visit) -> None:
     page = visit.ready().page
-    visit.send(WHO, "Side by side")
-    visit.streaming("[aria-label='Without speculation'] .token")
+    with visit.streamed("[aria-label='Without speculation']"):
+        visit.send(LONG, "Side by side")
     plain = page.get_by_role("region", name="Without speculation")
-    visit.finished()
     speculative = page.get_by_role("region", name="With speculation")
     one, other = visit.texts()
     assert one == other
@@ -316,7 +317,7 @@ def test_stopping_ends_the_request_and_keeps_the_text(visit: Visit, server: Serv
     page = visit.ready().page
     page.route(CHAT, _without_end)
     visit.setting("Temperature", "0")
-    visit.send(ENDLESS, "Off")
+    visit.send(LONG, "Off")
     expect(page.locator(".token").nth(10)).to_be_visible()
     if how == "key":
         page.keyboard.press("Escape")
@@ -365,7 +366,7 @@ def test_a_full_queue_and_a_lost_connection_say_what_to_do(guarded_visit: Visit,
     page = visit.locked().page
     visit.setting("API key", "right")
     expect(page.locator("#state")).to_have_text("Ready")
-    body = {"messages": [{"role": "user", "content": ENDLESS}], "ignore_eos": True, "temperature": 0, "stream": True}
+    body = {"messages": [{"role": "user", "content": LONG}], "ignore_eos": True, "temperature": 0, "stream": True}
     headers = {"Authorization": "Bearer right"}
     with httpx.stream("POST", f"{guarded.base_url}/chat/completions", json=body, headers=headers, timeout=60) as other:
         lines = other.iter_lines()
@@ -497,7 +498,7 @@ def test_it_fits_a_phone_and_can_be_read(browser: Browser, server: Server, schem
         visit.setting("Temperature", "0")
         fits()
         page.get_by_role("button", name="Settings").click()
-        visit.send("w" * 300 + ENDLESS, "Side by side")
+        visit.send("w" * 300 + LONG, "Side by side")
         expect(page.locator(".token").nth(20)).to_be_visible()
         moving = "nodes => nodes.filter(node => getComputedStyle(node, '::after').animationName !== 'none').length"
         assert page.locator(".text").evaluate_all(moving) == 0
