@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from models.layers import Linear
+from models.tiles import has_tiles
 from training.muon import StackedMuon
 from training.run_config import RunConfig
 
@@ -31,10 +32,11 @@ def optimizers(config: RunConfig, network: nn.Module, device: torch.device) -> l
         )
     ]
     if matrices:
-        if device.type == "cuda":
-            made.append(StackedMuon(matrices, config.lr, config.weight_decay))
-        else:
+        if device.type == "cpu" and has_tiles():
             made.append(torch.optim.Muon(matrices, config.lr, config.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        else:
+            precision = torch.float32 if device.type == "cpu" else torch.bfloat16
+            made.append(StackedMuon(matrices, config.lr, config.weight_decay, precision))
     return made
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.config import MoAConfig
 from models.llama import Llama
@@ -57,7 +59,8 @@ def test_its_steps_are_as_large_as_adamws_whatever_the_gradient(scale: float):
     assert 0.1 < float(step) < 0.3  # AdamW's have a root mean square of about 0.2 in training (arXiv 2502.16982)
 
 
-def test_weights_of_one_shape_together_get_the_steps_that_each_gets_alone():
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
+def test_weights_of_one_shape_together_get_the_steps_that_each_gets_alone(precision: torch.dtype):
     def trained(kind: Callable[[list[torch.Tensor], float, float], torch.optim.Muon]) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(2)
         weights = [torch.randn(shape, generator=generator) for shape in ((48, 16), (16, 48), (48, 16), (32, 32))]
@@ -69,7 +72,7 @@ def test_weights_of_one_shape_together_get_the_steps_that_each_gets_alone():
             muon.step()
         return weights
 
-    for ours, theirs in zip(trained(StackedMuon), trained(PYTORCHS), strict=True):
+    for ours, theirs in zip(trained(partial(StackedMuon, precision=precision)), trained(PYTORCHS), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)  # bfloat16's rounding; the steps themselves are of 0.02
 
 
@@ -83,3 +86,22 @@ def test_its_state_is_that_of_pytorchs():
         made.append(muon.state_dict())
     torch.testing.assert_close(made[0]["state"], made[1]["state"])
     assert made[0]["param_groups"] == made[1]["param_groups"]
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+def test_a_cpu_that_does_not_multiply_bfloat16_is_spared_it(tiles: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("training.optimizers.has_tiles", lambda: tiles)
+    products: set[torch.dtype] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "mm" in func.__name__:
+                products.add(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    target = Llama(SIZES)
+    for parameter in target.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with Watch():
+        optimizers(config("muon"), target, CPU)[1].step()
+    assert products == {torch.bfloat16 if tiles else torch.float32}
