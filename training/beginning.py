@@ -12,7 +12,7 @@ from models.compiled import default_cache, unsupported
 from models.graph_runner import build_runner, load_runner, runner_path
 from models.llama import Llama
 from models.loader import eos_token_ids, load_target, resolve_target
-from models.tiles import has_tiles
+from models.tiles import has_operators, has_tiles
 from training.activations.config import ActivationsConfig
 from training.config import TrainConfig
 from training.data import Corpus, load_corpus
@@ -37,9 +37,13 @@ def start(config: TextConfig) -> Accelerator:
     return accelerator
 
 
-def load_operators(config: RunConfig, accelerator: Accelerator) -> None:
-    """Compile and load our operators for this CPU, where the run may compile and they are faster than PyTorch's."""
-    if not config.compile or config.torch_dtype != torch.bfloat16 or not has_tiles() or unsupported(accelerator.device):
+def load_operators(config: RunConfig, accelerator: Accelerator, *, writes: bool = False) -> None:
+    """Compile and load our operators for this CPU, where the run may compile and has a use for them.
+
+    Attention while training has one where the CPU multiplies bfloat16, a target that ``writes`` answers wherever there are any.
+    """
+    attends = config.torch_dtype == torch.bfloat16 and has_tiles()
+    if not config.compile or unsupported(accelerator.device) or not (attends or (writes and has_operators())):
         return
     runner = runner_path(default_cache())
     with accelerator.main_process_first():

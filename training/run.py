@@ -62,7 +62,7 @@ def prepare(config: TrainConfig) -> Trainer:
     _check_begun(config)
     accelerator = start(config)
     processes.check(accelerator, config.accumulate)
-    load_operators(config, accelerator)
+    load_operators(config, accelerator, writes=config.regenerate is not None)
     if config.activations is not None:
         target, corpus, valid = _kept(config, config.activations, accelerator)
     else:
