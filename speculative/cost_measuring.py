@@ -22,8 +22,11 @@ from speculative.sequence import Sequence
 from speculative.timing import StepClock
 from speculative.tree import DraftTree
 
-ENOUGH_SECONDS = 3.0
+ENOUGH_SECONDS = 2.0
 """After so long no further batch size is begun: large models are measured alone, and the rest is calculated."""
+
+ENOUGH_SIZE_SECONDS = 0.25
+"""After so long with one batch size a few steps of each kind are enough: of long steps a disturbance is a small part."""
 
 ENOUGH_READING_SECONDS = 0.05
 """A prompt that takes so long to read is long enough to tell what its tokens cost."""
@@ -37,6 +40,7 @@ _LONG_PROMPT_SECONDS = 0.5
 
 _LEVELS = 3
 _REPEATS = 5
+_FEW = 2
 _READINGS = 3
 _NUMBERS = count()
 _RANDOM = torch.Generator().manual_seed(0)
@@ -158,7 +162,8 @@ def _shortest(engine: Engine, script: _Script, stand_in: _StandIn, size: int, le
     The kinds take turns: what disturbs the machine for a while meets all of them alike, and none at every turn.
     """
     taken: list[list[StepTimes]] = [[] for _ in kinds]
-    for _ in range(_REPEATS + 1):
+    begun = time.perf_counter()
+    while len(taken[0]) <= _FEW or (len(taken[0]) <= _REPEATS and time.perf_counter() - begun < ENOUGH_SIZE_SECONDS):
         for kind, steps in zip(kinds, taken, strict=True):
             stand_in.nodes, script.levels = kind
             steps.append(_step(engine, script, size, length))
