@@ -131,17 +131,17 @@ class Gate:
 async def _amid_a_stream(client: httpx.AsyncClient, engine: Paused, gate: Gate, path: str, body: dict[str, Any]) -> httpx.Response:
     """The answer to a request that is held up in a thread while a stream goes on and ends."""
     streaming = asyncio.create_task(client.post(CHAT, json=chat_body(stream=True)))
-    await asyncio.wait_for(engine.begun.wait(), 5)
+    await asyncio.wait_for(engine.begun.wait(), 30)
     held_up = asyncio.create_task(client.post(path, json=body))
     try:
         assert await asyncio.to_thread(gate.entered.wait, 5)
         engine.go.set()
-        stream = await asyncio.wait_for(streaming, 5)
+        stream = await asyncio.wait_for(streaming, 30)
         assert "".join(event["choices"][0]["delta"].get("content", "") for event in events(stream)) == "Hello, world"
         assert not held_up.done()
     finally:
         gate.opened.set()
-    return await asyncio.wait_for(held_up, 5)
+    return await asyncio.wait_for(held_up, 30)
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,10 @@ async def test_leaving_aborts_every_choice(
     caller = Caller(chat_body(stream=stream, n=n))
     answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
     for _ in range(n):
-        await asyncio.wait_for(engine.hanging.acquire(), 5)
+        await asyncio.wait_for(engine.hanging.acquire(), 30)
     assert engine.aborted == []
     caller.gone.set()
-    await asyncio.wait_for(answering, 5)
+    await asyncio.wait_for(answering, 30)
     assert sorted(engine.aborted) == sorted(request.request_id for request in engine.requests)
     assert len(engine.aborted) == n
     assert " 499 " in caplog.records[-1].getMessage()
@@ -72,11 +72,11 @@ async def test_leaving_before_the_answer_begins_gives_its_place_back(engine: Fak
     for _ in range(3):
         caller = Caller(chat_body(stream=stream))
         caller.gone.set()
-        await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 5)
+        await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 30)
         assert not any(message.get("status") == 429 for message in caller.sent)
     engine.hang = False
     caller = Caller(chat_body(stream=stream))
-    await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 5)
+    await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 30)
     assert caller.sent[0]["status"] == 200
 
 
@@ -84,7 +84,7 @@ async def test_cancelling_the_server_task_aborts_too(app: Any, engine: FakeEngin
     engine.hang = True
     caller = Caller(chat_body())
     answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
-    await asyncio.wait_for(engine.hanging.acquire(), 5)
+    await asyncio.wait_for(engine.hanging.acquire(), 30)
     answering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answering
@@ -95,7 +95,7 @@ async def test_cancelling_the_server_task_aborts_too(app: Any, engine: FakeEngin
 
 async def test_nobody_is_aborted_when_all_goes_well(app: Any, engine: FakeEngine) -> None:
     caller = Caller(chat_body(n=2, stream=True))
-    await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 5)
+    await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 30)
     assert engine.aborted == []
     assert caller.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 

@@ -25,7 +25,7 @@ async def until(condition: Callable[[], bool]) -> None:
         while not condition():
             await asyncio.sleep(0)
 
-    await asyncio.wait_for(holds(), 10)
+    await asyncio.wait_for(holds(), 30)
 
 
 def assert_internal(error: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ async def test_a_step_that_raises_fails_the_requests_in_it_and_no_others(stream:
             asked.append(asyncio.create_task(client.post(TEXT, json=body)))
             await until(lambda count=count: len(engine._streams) == count)
         all_asked.set()
-        responses = await asyncio.wait_for(asyncio.gather(*asked), 10)
+        responses = await asyncio.wait_for(asyncio.gather(*asked), 30)
         again = await client.post(TEXT, json=body | {"stream": False})
         assert scripted.status().num_running == 0
     *failed, good = responses
@@ -93,13 +93,13 @@ async def test_health_turns_while_a_step_does_not_end(caplog: pytest.LogCaptureF
 
         assert (await client.get("/health")).status_code == 200
         asked = asyncio.create_task(client.post(TEXT, json={"prompt": "Hi", "max_tokens": 100}))
-        response = await asyncio.wait_for(until_health(503), 10)
+        response = await asyncio.wait_for(until_health(503), 30)
         assert response.json()["error"]["code"] == "service_unavailable"
         assert any(record.levelno == logging.ERROR and "one step" in record.getMessage() for record in caplog.records)
         goes_on.set()
         assert (await asked).json()["choices"][0]["text"] == ANSWER
         # With nothing left to do the thread rests, however long.
-        await asyncio.wait_for(until_health(200), 10)
+        await asyncio.wait_for(until_health(200), 30)
         assert engine.busy_seconds == 0
 
 
@@ -146,9 +146,9 @@ async def test_when_the_thread_ends_nobody_waits_and_health_says_so() -> None:
 
     async with served(Broken([tokens_of(ANSWER)])) as (client, _):
         body = {"prompt": "Hi"}
-        assert_internal((await asyncio.wait_for(client.post(TEXT, json=body), 10)).json())
+        assert_internal((await asyncio.wait_for(client.post(TEXT, json=body), 30)).json())
         assert (await client.get("/health")).status_code == 503
-        assert (await asyncio.wait_for(client.post(TEXT, json=body), 10)).status_code == 503
+        assert (await asyncio.wait_for(client.post(TEXT, json=body), 30)).status_code == 503
 
 
 async def test_what_nobody_foresaw_is_a_500_with_the_requests_id_and_for_the_page_that_asked(

@@ -190,7 +190,7 @@ class TestQueue:
         async with client_of(engine, max_num_seqs=1, max_queue_requests=1) as client:
             held = [asyncio.create_task(client.post(CHAT, json=chat_body())) for _ in range(2)]
             for _ in held:
-                await asyncio.wait_for(engine.hanging.acquire(), 5)
+                await asyncio.wait_for(engine.hanging.acquire(), 30)
             response = await client.post(CHAT, json=chat_body(stream=True))
             refusal(response, 429, "queue_full")
             assert response.headers["retry-after"] == "5"
@@ -270,9 +270,9 @@ class TestQueue:
         async with client_of(engine, max_num_seqs=1, max_queue_requests=2) as client:
             burst = [asyncio.create_task(client.post(CHAT, json=chat_body(stream=stream))) for _ in range(10)]
             for _ in burst:
-                await asyncio.wait_for(arrived.acquire(), 5)
+                await asyncio.wait_for(arrived.acquire(), 30)
             gate.set()
-            for each in islice(asyncio.as_completed(burst, timeout=5), 7):
+            for each in islice(asyncio.as_completed(burst, timeout=30), 7):
                 refusal(await each, 429, "queue_full")
             for task in burst:
                 task.cancel()

@@ -19,14 +19,14 @@ class TestBackground:
         """A response that will never end by itself."""
         engine.hang = True
         document = await created(client, background=True)
-        await asyncio.wait_for(engine.hanging.acquire(), 5)
+        await asyncio.wait_for(engine.hanging.acquire(), 30)
         yield document
         await client.post(f"{URL}/{document['id']}/cancel")
 
     async def test_it_is_queued_and_comes_to_its_end(self, client: httpx.AsyncClient) -> None:
         document = await created(client, background=True)
         assert (document["status"], document["background"], document["output"]) == ("queued", True, [])
-        document = await asyncio.wait_for(ended(client, document["id"]), 5)
+        document = await asyncio.wait_for(ended(client, document["id"]), 30)
         Response.model_validate(document)
         assert (document["status"], text_of(document)) == ("completed", "Hello, world")
         assert (await client.post(f"{URL}/{document['id']}/cancel")).json() == document
@@ -62,7 +62,7 @@ class TestBackground:
 
     async def test_an_error_makes_it_failed(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
         engine.error = RuntimeError("secret")
-        document = await asyncio.wait_for(ended(client, (await created(client, background=True))["id"]), 5)
+        document = await asyncio.wait_for(ended(client, (await created(client, background=True))["id"]), 30)
         assert (document["status"], document["error"]["code"]) == ("failed", "server_error")
 
     async def test_where_nothing_is_kept_there_is_none(self, engine: FakeEngine) -> None:

@@ -82,9 +82,9 @@ class TestStream:
         caller = Caller(body_of(stream=stream))
         caller.scope |= {"path": URL, "raw_path": URL.encode()}
         answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
-        await asyncio.wait_for(engine.hanging.acquire(), 5)
+        await asyncio.wait_for(engine.hanging.acquire(), 30)
         caller.gone.set()
-        await asyncio.wait_for(answering, 5)
+        await asyncio.wait_for(answering, 30)
         (aborted,) = engine.aborted
         assert await app.state.serving.store.get("", aborted.removesuffix("-0")) is None
 

@@ -173,11 +173,11 @@ async def test_a_slow_client_gets_waiting_events_together_and_loses_none() -> No
     app = create_app(Settings(), engine)
     caller = SlowCaller(chat_body(stream=True))
     answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
-    await asyncio.wait_for(caller.full.wait(), 5)
-    await asyncio.wait_for(engine.ended.wait(), 5)
+    await asyncio.wait_for(caller.full.wait(), 30)
+    await asyncio.wait_for(engine.ended.wait(), 30)
     sent_before = len(caller.bodies)
     caller.reads.set()
-    await asyncio.wait_for(answering, 5)
+    await asyncio.wait_for(answering, 30)
     assert len(caller.bodies) <= sent_before + 2
     *told, finish, done, nothing = b"".join(caller.bodies).split(b"\n\n")
     texts = [json.loads(event.removeprefix(b"data: "))["choices"][0]["delta"]["content"] for event in told]
@@ -190,10 +190,10 @@ async def test_a_client_that_leaves_while_it_does_not_read_ends_its_work(app: An
     engine.hang = True
     caller = SlowCaller(chat_body(stream=True))
     answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
-    await asyncio.wait_for(caller.full.wait(), 5)
-    await asyncio.wait_for(engine.hanging.acquire(), 5)
+    await asyncio.wait_for(caller.full.wait(), 30)
+    await asyncio.wait_for(engine.hanging.acquire(), 30)
     caller.gone.set()
-    await asyncio.wait_for(answering, 5)
+    await asyncio.wait_for(answering, 30)
     assert len(engine.aborted) == 1
 
 
@@ -210,7 +210,7 @@ async def test_a_silent_stream_is_kept_open_with_comments(app: Any, engine: Fake
     monkeypatch.setattr(streaming, "PING_S", 0.01)
     engine.hang = True
     caller = ListeningCaller(chat_body(stream=True))
-    await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 5)
+    await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 30)
     assert caller.gone.is_set()
     text = b"".join(message.get("body", b"") for message in caller.sent).decode()
     assert all(event.startswith(("data: {", ": ping")) for event in text.split("\n\n")[:-1])
@@ -225,5 +225,5 @@ async def test_what_the_server_cannot_send_is_raised_and_ends_the_work(app: Any,
             raise OSError("the pipe is broken")
 
     with pytest.raises(OSError, match="the pipe is broken"):
-        await asyncio.wait_for(app(caller.scope, caller.receive, broken), 5)
+        await asyncio.wait_for(app(caller.scope, caller.receive, broken), 30)
     assert len(engine.aborted) == 1

@@ -59,11 +59,11 @@ async def test_texts_find_the_replica_with_the_fewest(host: Hosted) -> None:
 
     try:
         for leaving in ((0, 1, 2, 3), (4, 6, 8), (0, 5, 9, 10, 11)):  # whichever replicas their texts are at
-            await asyncio.wait_for(evenly_spread(), 20)
+            await asyncio.wait_for(evenly_spread(), 30)
             await cancelled(*(clients[each] for each in leaving))
             for each in leaving:
                 clients[each] = asyncio.create_task(text_after_text())
-        await asyncio.wait_for(evenly_spread(), 20)
+        await asyncio.wait_for(evenly_spread(), 30)
     finally:
         await cancelled(*clients)
 
@@ -91,7 +91,7 @@ async def test_a_stream_that_is_left_ends_at_its_replica(host: Hosted) -> None:
         while host.engine.status().num_running:
             await asyncio.sleep(0.05)
 
-    await asyncio.wait_for(idle(), 20)
+    await asyncio.wait_for(idle(), 30)
 
 
 async def test_a_text_that_is_drafted_elsewhere_moves_with_its_trees(host: Hosted) -> None:

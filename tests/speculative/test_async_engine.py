@@ -37,7 +37,7 @@ async def until_idle(engine: AsyncEngine) -> None:
         while engine.status().num_running or engine.status().num_waiting:
             await asyncio.sleep(0)
 
-    await asyncio.wait_for(idle(), 10)
+    await asyncio.wait_for(idle(), 30)
 
 
 async def test_many_streams_equal_one_at_a_time(engine: AsyncEngine, make_engine: MakeEngine) -> None:

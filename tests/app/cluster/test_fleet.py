@@ -150,6 +150,6 @@ async def test_a_text_moves_where_its_replica_takes_no_more_trees(monkeypatch: p
     with pytest.raises(ReplicaLostError):
         await fleet.offer("replica", "text", OfferedTree(2))
     with pytest.raises(ReplicaLostError, match="the replica is gone"):
-        await asyncio.wait_for(anext(messages), 10)
+        await asyncio.wait_for(anext(messages), 30)
     while not handle.cancelled:
         await asyncio.sleep(0)

@@ -218,7 +218,7 @@ async def test_patience_begins_when_a_connection_is_lost_however_long_it_held() 
 async def test_what_is_no_address_is_an_error_that_stays(url: str) -> None:
     link = Link(Server(url), HELLO)
     link.start()
-    await asyncio.wait_for(link.tried(), 10)
+    await asyncio.wait_for(link.tried(), 30)
     assert link.problem is not None and link.problem.permanent and url in str(link.problem)
     await link.close()
 

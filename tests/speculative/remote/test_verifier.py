@@ -327,7 +327,7 @@ async def test_shutting_down_ends_what_is_left(server: Server, make_engine: Make
     connection = await begun(server, text)
     await server.registry.drain(0.05)
     assert await connection.hear(f.Closed) == f.Closed(0, "shutdown")
-    await asyncio.wait_for(connection.ended, 5)
+    await asyncio.wait_for(connection.ended, 30)
     refused = server.connect()
     refused.tell(f.Hello((1,), server.engine.info.pair, ("int8",)))
     assert (await refused.hear(f.Error)).code == "not_ready"

@@ -42,7 +42,7 @@ async def test_what_can_wait_leaves_alone_in_the_end() -> None:
     async with aclosing(boxes.listen("ingress")) as gathered:
         await anext(gathered)
         boxes.put("ingress", told("x", 1))
-        assert tokens(await asyncio.wait_for(anext(gathered), 10)) == [1]
+        assert tokens(await asyncio.wait_for(anext(gathered), 30)) == [1]
 
 
 async def test_messages_wait_for_an_ingress_that_comes_to_listen() -> None:

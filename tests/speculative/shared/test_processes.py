@@ -145,7 +145,7 @@ async def test_streams_end_and_probes_fail_where_a_process_is_killed(load: LoadE
     assert not engine.alive and not engine.ready
     with pytest.raises(EngineNotReadyError, match="not running"):
         await anext(engine.generate(request("b", [1, 2, 3], max_tokens=4)))
-    await asyncio.wait_for(engine.stop(), 20)
+    await asyncio.wait_for(engine.stop(), 30)
     assert process.returncode == -signal.SIGKILL
 
 
