@@ -212,7 +212,7 @@ def train_command(
     accumulate: options.Accumulate = 1,
     max_length: options.MaxLength = 2048,
     seed: options.Seed = 0,
-    dtype: options.DType = "bfloat16",
+    dtype: options.DType = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     shard_target: options.ShardTarget = False,

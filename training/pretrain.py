@@ -62,7 +62,7 @@ def pretrain_command(
     accumulate: options.Accumulate = 1,
     max_length: options.MaxLength = 2048,
     seed: options.Seed = 0,
-    dtype: options.DType = "bfloat16",
+    dtype: options.DType = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
     compile_: options.Compile = False,

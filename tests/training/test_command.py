@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from training.command import app
+from training.options import settings
 
 
 def test_help_teaches_the_options_and_the_papers_values(monkeypatch: pytest.MonkeyPatch):
@@ -22,6 +23,25 @@ def test_help_teaches_the_options_and_the_papers_values(monkeypatch: pytest.Monk
     """
     assert [name for name in options.split() if f"--{name}" not in text] == []
     assert text.count("paper") >= 15
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "tiles", "expected"),
+    [
+        ("auto", True, False, "bfloat16"),
+        ("cuda", True, False, "bfloat16"),
+        ("cpu", True, False, "float32"),
+        ("auto", False, True, "bfloat16"),
+        ("auto", False, False, "float32"),
+    ],
+)
+def test_what_computes_fastest_is_taken_unless_another_type_is_named(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool, tiles: bool, expected: str
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("models.tiles.has_tiles", lambda: tiles)
+    assert settings({"device": device, "dtype": "auto"})["dtype"] == expected
+    assert settings({"device": device, "dtype": "bfloat16"})["dtype"] == "bfloat16"
 
 
 def test_the_command_trains_and_reports_mistakes_in_a_line(

@@ -43,7 +43,10 @@ def activations_command(
     shard_target: options.ShardTarget = False,
     dtype: Annotated[
         Precision,
-        typer.Option(help="What the target computes in, and what is kept.", rich_help_panel=MACHINE),
+        typer.Option(
+            help="What the target computes in, and what is kept; float32 is faster on CPUs that do not multiply bfloat16.",
+            rich_help_panel=MACHINE,
+        ),
     ] = "bfloat16",
     device: options.Device = "auto",
     threads: options.Threads = None,
