@@ -180,14 +180,6 @@ def train_command(
             rich_help_panel=LOSS,
         ),
     ] = 1,
-    draft_window: Annotated[
-        int | None,
-        typer.Option(
-            help="Hide all but this many of a prompt's last tokens from the drafter, as --draft-window does when serving; with "
-            "several --draws the first sees whole prompts. moa alone. (default: hide nothing)",
-            rich_help_panel=LOSS,
-        ),
-    ] = None,
     staircase_until: Annotated[
         float,
         typer.Option(

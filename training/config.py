@@ -53,7 +53,6 @@ class TrainConfig(RunConfig):
     min_interval: int = 6
     max_interval: int = 14
     draws: int = 1
-    draft_window: int | None = None
     staircase_until: float = 0.5
     feature_noise: float = 0.1
     unroll: int = 5
@@ -81,8 +80,6 @@ class TrainConfig(RunConfig):
         )
         self._check_source()
         self._check_method()
-        if self.draft_window is not None and self.draft_window < 2:
-            raise ConfigError(f"--draft-window {self.draft_window}: a prompt's last two tokens are the least to draft from")
         if self.kl_weight == self.feature_weight == 0:
             raise ConfigError("kl_weight and feature_weight are both 0: nothing would be learnt")
         if not 2 <= self.min_interval <= self.max_interval:
@@ -120,9 +117,10 @@ class TrainConfig(RunConfig):
         if self.paired and self.without_entry:
             raise ConfigError("--paired is a kind of entry: leave out --without-entry")
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        switches = ("draws", "draft_window", "layers_inferred", "without_entry", "paired", "without_lsa", "without_ca")
-        for name in switches:
-            if self.method != "moa" and getattr(self, name) != defaults[name]:
+        for name in (
+            ("draws", "layers_inferred", "without_entry", "paired", "without_lsa", "without_ca") if self.method != "moa" else ()
+        ):
+            if getattr(self, name) != defaults[name]:
                 raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
         if self.method == "independent" and self.draft_vocabulary is not None:
             raise ConfigError("--draft-vocabulary is no option of --method independent: its own LM head knows all tokens")

@@ -69,14 +69,6 @@ def self_attention_mask(boundaries: Tensor, staircase: Tensor) -> Tensor:
     return (causal & (recent | ~staircase[:, None, None])).unsqueeze(1)
 
 
-def window_mask(proposing: Tensor, window: int) -> Tensor:
-    """What each position may have read [B, 1, S, S]: its answer, and the last ``window`` ≥ 2 tokens of that answer's prompt."""
-    positions = torch.arange(proposing.shape[1], device=proposing.device)
-    # A prompt's last token proposes already: it is the root of the first draft.
-    ends = torch.where(proposing, 0, positions).cummax(dim=1).values + 2
-    return (positions >= (ends - window).unsqueeze(-1)).unsqueeze(1)
-
-
 def staircase_probability(progress: float, until: float) -> float:
     """Share of sequences under the staircase mask: 1 at the start, falling linearly to 0 at ``until`` of the training."""
     return max(0.0, 1.0 - progress / until) if until > 0 else 0.0

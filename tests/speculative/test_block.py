@@ -22,7 +22,7 @@ from speculative.errors import EngineLoadError
 from speculative.policy import DraftShape
 from tests.speculative.conftest import N0, MakeEngine, random_moa
 from training.forward import DraftForward
-from training.masks import cross_attention_mask, self_attention_mask, window_mask
+from training.masks import cross_attention_mask, self_attention_mask
 
 SIZE = 5
 
@@ -38,17 +38,16 @@ def moa(request: pytest.FixtureRequest) -> MoA:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("known", "window"), [(1, None), (7, None), (7, 3)])
-def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int, window: int | None) -> None:
-    """A block behind ``known`` verified tokens, along the true text; its root is the last of a prompt."""
+@pytest.mark.parametrize("known", [1, 7])
+def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int) -> None:
+    """A block behind ``known`` verified tokens, along the true text."""
     text = torch.randint(3, 150, (1, known + SIZE + 3))
     drafted = torch.zeros_like(text, dtype=torch.bool)
     drafted[:, known : known + SIZE] = True
     boundaries = ~drafted
     staircase = torch.zeros(1, dtype=torch.bool)
     truth = target.encode(text)
-    read = window_mask(drafted, window or text.numel())
-    masks = (self_attention_mask(boundaries, staircase) & read, cross_attention_mask(boundaries) & read)
+    masks = (self_attention_mask(boundaries, staircase), cross_attention_mask(boundaries))
     trained = DraftForward(moa)(target, text, truth, *masks, boundaries, drafted).feature
 
     cache = target.new_cache(1, 1, 64)
@@ -56,14 +55,12 @@ def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int, 
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
     _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
     slots, previous = torch.zeros_like(plan.positions), tokens_before(text)[0, :known]
-    start = 0 if window is None else known + 1 - window
-    told = (each[start:] for each in (slots, plan.positions, text[0, :known], previous))
-    drafter.extend(VerifiedTokens(*told, None if seen is None else seen[start:]), cache)
+    drafter.extend(VerifiedTokens(slots, plan.positions, text[0, :known], previous, seen), cache)
     if moa.config.paired:
         places = tuple(kept.flat_rows(torch.tensor([0]), torch.tensor([known])) for kept in drafter.caches)
         drafter.network.pair(text[0, known : known + 1], torch.tensor([known]), drafter.caches, places)
     network, lengths = drafter.network, torch.tensor([known])
-    where = Text(torch.tensor([start]), lengths, lengths, torch.arange(64), text[:, known - 1])
+    where = Text(torch.tensor([0]), lengths, lengths, torch.arange(64), text[:, known - 1])
     features = network.block(text[:, known : known + 1], where, drafter.caches)
     nothing = torch.zeros(1, 1)
     states = torch.zeros(1, 1, target.config.hidden_size)

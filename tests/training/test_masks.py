@@ -14,7 +14,6 @@ from training.masks import (
     self_attention_mask,
     staircase_probability,
     verification_boundaries,
-    window_mask,
 )
 
 
@@ -89,25 +88,11 @@ def test_self_attention_is_causal_and_the_staircase_hides_what_precedes_the_last
     )
 
 
-def test_a_window_hides_all_but_the_last_tokens_of_each_answers_prompt():
-    # Position 2 ends the first prompt and proposes the answer's first token, position 7 the second one's.
-    read = window_mask(bits("00 111 00 111"), 3)[0, 0] & torch.ones(10, 10).tril().bool()
-    proposing = [2, 3, 4, 7, 8, 9]
-    assert torch.equal(
-        read[proposing],
-        bits("1110000000", "1111000000", "1111100000", "0000011100", "0000011110", "0000011111"),
-    )
-    assert window_mask(bits("00 111 00 111"), 10).all()
-
-
 def test_no_position_is_left_without_anything_to_see():
     response = torch.rand(8, 40) < 0.7
     boundaries = verification_boundaries(response, torch.arange(6, 14))
     assert cross_attention_mask(boundaries).any(-1).all()
     assert self_attention_mask(boundaries, torch.ones(8, dtype=torch.bool)).any(-1).all()
-    proposing = proposing_positions(response)
-    boundaries = verification_boundaries(proposing, torch.arange(6, 14))
-    assert (cross_attention_mask(boundaries) & window_mask(proposing, 2)).any(-1)[:, 0][proposing].all()
 
 
 def test_the_token_before_an_assistants_proposes_it():

@@ -16,7 +16,6 @@ from models.loader import load_drafter
 from speculative.config import EngineConfig
 from speculative.loading import load_engine
 from speculative.request import Request, SamplingParams
-from training.batches import Batch
 from training.checkpoints import Position, save_checkpoint
 from training.config import TrainConfig
 from training.errors import ConfigError, DataError, TrainingInterrupted
@@ -61,7 +60,6 @@ def log(folder: Path, kind: str) -> list[dict[str, Any]]:
         ({}, "bfloat16"),
         ({"draft_block": 13}, "float32"),
         ({"draws": 3}, "float32"),
-        ({"draws": 2, "draft_window": 16}, "float32"),
         ({"without_entry": True}, "float32"),
         ({"paired": True}, "float32"),
         ({"paired": True, "draft_block": 13}, "float32"),
@@ -261,23 +259,6 @@ def test_intervals_must_fit_the_block_that_is_trained_on(config: TrainConfig, tm
     train(changed(further, max_steps=1, max_interval=10))
 
 
-@pytest.mark.parametrize(("settings", "seen"), [({}, True), ({"draft_window": 8}, False), ({"draft_window": 8, "draws": 2}, True)])
-def test_what_a_window_hides_has_no_part_in_the_loss(config: TrainConfig, settings: dict[str, int], seen: bool):
-    """The first of several draws reads whole prompts."""
-    task = prepare(changed(config, **settings)).task
-    assert isinstance(task, MoATask)
-    tokens = torch.randint(3, 150, (1, 60), generator=torch.Generator().manual_seed(1))
-    response = torch.arange(60).unsqueeze(0) >= 40
-    losses = []
-    for hidden in (0, 32):
-        altered = torch.where(torch.arange(60) < hidden, 5, tokens)
-        truth = task.target.encode(tokens)
-        truth.kv[:, :hidden], truth.hidden[:, :hidden] = 0.5, 0.5
-        batch = Batch(altered, response, truth)
-        losses.append(task.loss(task.module.train(), batch, torch.Generator().manual_seed(0), 1.0, agreement=False)[0].loss.item())
-    assert (losses[0] != losses[1]) == seen
-
-
 def test_a_block_that_is_added_starts_from_what_a_paired_drafter_has_learnt(config: TrainConfig, tmp_path: Path):
     config = changed(config, max_steps=30, lr=5e-3, kl_weight=1.0, feature_weight=0.0, log_every=1, paired=True)
     train(config)
@@ -343,8 +324,6 @@ def test_rates_warm_up_and_follow_their_schedule():
         ({"kl_weight": -1.0}, "must not be negative"),
         ({"draft_block": 12, "max_interval": 14}, "intervals of up to 14 draft 13 positions: raise --draft-block"),
         ({"draft_block_mlp": 8}, "--draft-block-mlp needs --draft-block"),
-        ({"draft_window": 1}, "--draft-window 1: a prompt's last two tokens are the least to draft from"),
-        ({"draft_window": 64, "method": "eagle3"}, "--draft-window is no option of --method eagle3"),
         ({"device": "cuda:1"}, "--device cuda:1: auto, cpu, cuda are what can be said; CUDA_VISIBLE_DEVICES chooses"),
     ],
 )

@@ -52,21 +52,14 @@ class MoATask(DraftingTask):
         taught = proposing & ~boundaries
         rows = taught.flatten().nonzero().squeeze(1)
         depths = masks.draft_depths(boundaries).flatten().index_select(0, rows)
-        sa_mask = masks.self_attention_mask(boundaries, stairs)
-        ca_mask = masks.cross_attention_mask(boundaries, newest_only=not self.network.config.attends_to_all_memory)
-        if config.draft_window is not None:
-            read = masks.window_mask(proposing, config.draft_window)
-            if draws > 1:  # with whole prompts too, so that it may be served with any window
-                read[: len(batch.token_ids)] = True
-            sa_mask, ca_mask = sa_mask & read, ca_mask & read
         truth = self.truth(batch)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
             draft = module(
                 self.target,
                 batch.token_ids,
                 truth,
-                sa_mask,
-                ca_mask,
+                masks.self_attention_mask(boundaries, stairs),
+                masks.cross_attention_mask(boundaries, newest_only=not self.network.config.attends_to_all_memory),
                 boundaries,
                 taught,
             )
