@@ -22,8 +22,8 @@ from speculative.sequence import Sequence
 from speculative.timing import StepClock
 from speculative.tree import DraftTree
 
-ENOUGH_SECONDS = 2.0
-"""After so long no further batch size is begun: large models are measured alone, and the rest is calculated."""
+ENOUGH_SECONDS = 3.0
+"""Batch sizes that would not be measured by then are calculated: of large models all but one text."""
 
 ENOUGH_SIZE_SECONDS = 0.25
 """After so long with one batch size a few steps of each kind are enough: of long steps a disturbance is a small part."""
@@ -64,17 +64,19 @@ def measure_costs(engine: Engine) -> MeasuredCosts:
 def _measured(engine: Engine, script: _Script, stand_in: _StandIn) -> MeasuredCosts:
     length = _short_length(engine)
     costs = MeasuredCosts(length=length)
-    begun = time.perf_counter()
+    begun, latest = time.perf_counter(), 0.0
     shape = engine.largest_shape
     levels = min(_LEVELS, shape.depth)
     for size in doubling(engine.scheduler.num_slots):
-        if costs.steps and time.perf_counter() - begun > ENOUGH_SECONDS:
+        size_begun = time.perf_counter()
+        if size_begun - begun + 2 * latest > ENOUGH_SECONDS:
             break
         kinds = [*map(_verifying, (0, *doubling(shape.nodes))), _Kind(None, 1), _Kind(None, levels)]
         *steps, first, more = _shortest(engine, script, stand_in, size, length, kinds)
         costs.steps[size] = _rising({kind.nodes or 0: step.rest for kind, step in zip(kinds, steps, strict=False)})
         further = max(0.0, more.draft - first.draft)
         costs.drafts[size] = first.draft, further / (levels - 1) if levels > 1 else first.draft
+        latest = time.perf_counter() - size_begun
     costs.tokens.update(_token_costs(engine, script, stand_in))
     return costs
 
