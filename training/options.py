@@ -114,18 +114,10 @@ ShardTarget = Annotated[
 
 def settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A command's arguments as a configuration's."""
+    from training.run_config import fastest_precision
+
     given = {name.rstrip("_"): value for name, value in arguments.items() if (name, value) != ("cache", None)}
     return given | {"dtype": fastest_precision(given["device"])} if given["dtype"] == "auto" else given
-
-
-def fastest_precision(device: str) -> choices.Precision:
-    """What a ``--device`` computes fastest in."""
-    import torch
-
-    from models.tiles import has_tiles
-
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    return "bfloat16" if on_gpu or has_tiles() else "float32"
 
 
 def check_installed(command: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from models.tiles import has_tiles
 from training.choices import Optimizer, Precision, Schedule
 from training.errors import ConfigError
 
@@ -47,6 +48,12 @@ DEVICES = ("auto", "cpu", "cuda")
 def default_cache() -> Path:
     """Where tokenised corpora are kept unless told otherwise."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moaserve" / "corpora"
+
+
+def fastest_precision(device: str) -> Precision:
+    """What a ``device`` of these computes fastest in."""
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    return "bfloat16" if on_gpu or has_tiles() else "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

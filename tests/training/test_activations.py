@@ -131,6 +131,19 @@ def test_bfloat16_takes_half_the_room_and_trains(config: ActivationsConfig, tmp_
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("tiles", [True, False])
+def test_where_float32_is_faster_the_target_computes_in_it_and_what_is_kept_is_rounded(
+    config: ActivationsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiles: bool
+):
+    monkeypatch.setattr("training.run_config.has_tiles", lambda: tiles)
+    shards = []
+    for dtype in ("float32", "bfloat16"):
+        out = make(dataclasses.replace(config, dtype=dtype, shard_mb=512, out=tmp_path / dtype))
+        shards.append(load_file(out / "train" / "shard-00000.safetensors"))
+    exact, kept = shards
+    assert all(torch.equal(kept[name], exact[name].bfloat16()) for name in exact) == (not tiles)
+
+
 def test_a_run_that_is_cut_off_goes_on_at_the_last_whole_shard(
     config: ActivationsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

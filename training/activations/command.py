@@ -44,8 +44,7 @@ def activations_command(
     dtype: Annotated[
         Precision,
         typer.Option(
-            help="What the target computes in, and what is kept; float32 is faster on CPUs that do not multiply bfloat16.",
-            rich_help_panel=MACHINE,
+            help="What is kept. The target computes in it too, or in float32 where that is faster.", rich_help_panel=MACHINE
         ),
     ] = "bfloat16",
     device: options.Device = "auto",

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from training.choices import Method
 from training.errors import ConfigError
-from training.run_config import TextConfig, check_not_negative, check_positive
+from training.run_config import TextConfig, check_not_negative, check_positive, fastest_precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationsConfig(TextConfig):
     """What drafters of a ``method`` learn from, of ``target`` over ``data``, in files of at most ``shard_mb`` million bytes.
 
-    ``dtype`` is what the target computes in and what is kept.
+    ``dtype`` is what is kept.
     """
 
     target: str
@@ -33,3 +35,8 @@ class ActivationsConfig(TextConfig):
         check_not_negative(self, "layers_inferred", "regenerate_temperature")
         if self.method != "moa" and self.layers_inferred:
             raise ConfigError(f"--layers-inferred is no option of --method {self.method}")
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """What the target computes in: what is kept, or float32 where that is faster."""
+        return torch.float32 if fastest_precision(self.device) == "float32" else self.torch_dtype

@@ -21,7 +21,7 @@ def make(config: ActivationsConfig) -> Path:
     TrainingInterrupted after Ctrl-C; what is whole stays.
     """
     accelerator = start(config)
-    target, tokenizer = load(config.target, config, config.torch_dtype, accelerator, sharded=config.shard_target)
+    target, tokenizer = load(config.target, config, config.compute_dtype, accelerator, sharded=config.shard_target)
     given, valid = corpora(config, tokenizer, accelerator)
     corpus = rewritten(config, given, target, accelerator)
     needs = needs_of(config.method, config.layers_inferred, target.config)
