@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from speculative import cost_measuring
 from speculative.cost_measuring import measure_costs
 from speculative.costs import MeasuredCosts, StepCosts, StepTimes
 from tests.speculative.conftest import MakeEngine, request, run
@@ -15,6 +16,12 @@ MEASURED = MeasuredCosts(
     steps={1: {0: 1.0, 1: 1.2, 4: 1.5}, 4: {0: 2.0, 1: 2.8, 4: 6.0}},
     drafts={1: (0.3, 0.1), 4: (0.6, 0.2)},
 )
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all batch sizes, however busy the machine is."""
+    monkeypatch.setattr(cost_measuring, "ENOUGH_SECONDS", float("inf"))
 
 
 def costs() -> StepCosts:
@@ -88,6 +95,13 @@ def test_who_shares_the_processor_is_not_taken_for_costs(make_engine: MakeEngine
     measured = measure_costs(engine)
     assert set(measured.steps[1].values()) == {2.0}  # verified and committed
     assert measured.drafts[1] == (1.0, 0.0)
+
+
+def test_a_batch_size_for_which_there_is_no_time_is_calculated(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_measuring, "ENOUGH_SECONDS", 0.001)
+    measured = measure_costs(make_engine(max_num_seqs=4))
+    assert list(measured.steps) == list(measured.drafts) == [1]
+    assert StepCosts(measured).plain(4, 0) == pytest.approx(4 * measured.steps[1][0])
 
 
 def test_short_texts_begin_anew_while_measuring(make_engine: MakeEngine) -> None:
