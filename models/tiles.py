@@ -51,6 +51,11 @@ def operator_class(name: str, dtype: torch.dtype) -> Any:
     return getattr(torch.classes.moaserve, f"{name}_{TYPES[dtype]}")
 
 
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a device has instructions for it; others are faster in float32, by whatever is not our own."""
+    return device.type != "cpu" or has_tiles()
+
+
 def has_tiles() -> bool:
     """Whether it multiplies bfloat16 itself: by tiles, or by vectors, which serve where tiles are asked for."""
     return instructions() == "AVX512-BF16"

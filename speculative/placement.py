@@ -11,7 +11,7 @@ from models.eagle import ARCHITECTURE as EAGLE
 from models.eagle import EagleConfig
 from models.llama import Llama
 from models.loader import read_json, resolve, target_config
-from models.tiles import has_operators, has_tiles
+from models.tiles import has_operators, multiplies_bfloat16
 from speculative.config import EngineConfig
 from speculative.errors import EngineLoadError
 from speculative.packages import compiles
@@ -35,7 +35,7 @@ def torch_dtype(name: str, device: torch.device, *, compiled: bool) -> torch.dty
     Our operators widen bfloat16 as they read it, on CPUs that multiply float32 alone; PyTorch's take twice as long by it there.
     """
     if name == "auto":
-        fast = device.type != "cpu" or has_tiles() or (compiled and has_operators())
+        fast = multiplies_bfloat16(device) or (compiled and has_operators())
         return torch.bfloat16 if fast else torch.float32
     dtype: torch.dtype = getattr(torch, name)
     return dtype

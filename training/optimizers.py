@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from models.layers import Linear
-from models.tiles import has_tiles
+from models.tiles import multiplies_bfloat16
 from training.muon import StackedMuon
 from training.run_config import RunConfig
 
@@ -32,11 +32,11 @@ def optimizers(config: RunConfig, network: nn.Module, device: torch.device) -> l
         )
     ]
     if matrices:
-        if device.type == "cpu" and has_tiles():
+        fast = multiplies_bfloat16(device)
+        if device.type == "cpu" and fast:
             made.append(torch.optim.Muon(matrices, config.lr, config.weight_decay, adjust_lr_fn="match_rms_adamw"))
         else:
-            precision = torch.float32 if device.type == "cpu" else torch.bfloat16
-            made.append(StackedMuon(matrices, config.lr, config.weight_decay, precision))
+            made.append(StackedMuon(matrices, config.lr, config.weight_decay, torch.bfloat16 if fast else torch.float32))
     return made
 
 

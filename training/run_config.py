@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from models.tiles import has_tiles
+from models.tiles import multiplies_bfloat16
 from training.choices import Optimizer, Precision, Schedule
 from training.errors import ConfigError
 
@@ -52,8 +52,8 @@ def default_cache() -> Path:
 
 def fastest_precision(device: str) -> Precision:
     """What a ``device`` of these computes fastest in."""
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    return "bfloat16" if on_gpu or has_tiles() else "float32"
+    kind = "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"
+    return "bfloat16" if multiplies_bfloat16(torch.device(kind)) else "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ CPU, TARGET = torch.device("cpu"), N0 / "target"
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     """On a CPU with AVX2 alone, where a compiler is found."""
-    monkeypatch.setattr(placement, "has_tiles", lambda: False)
+    monkeypatch.setattr("models.tiles.has_tiles", lambda: False)
     monkeypatch.setattr(placement, "has_operators", lambda: True)
     monkeypatch.setattr(packages, "unsupported", lambda device: None)
     return EngineConfig(model=str(TARGET), drafter="none")
@@ -39,7 +39,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
 def test_a_cpu_computes_in_bfloat16_where_that_is_fast(
     tiles: bool, operators: bool, compiled: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "has_tiles", lambda: tiles)
+    monkeypatch.setattr("models.tiles.has_tiles", lambda: tiles)
     monkeypatch.setattr(placement, "has_operators", lambda: operators)
     assert torch_dtype("auto", CPU, compiled=compiled) == expected
     assert torch_dtype("float32", CPU, compiled=compiled) == torch.float32

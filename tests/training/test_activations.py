@@ -135,7 +135,7 @@ def test_bfloat16_takes_half_the_room_and_trains(config: ActivationsConfig, tmp_
 def test_where_float32_is_faster_the_target_computes_in_it_and_what_is_kept_is_rounded(
     config: ActivationsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiles: bool
 ):
-    monkeypatch.setattr("training.run_config.has_tiles", lambda: tiles)
+    monkeypatch.setattr("models.tiles.has_tiles", lambda: tiles)
     shards = []
     for dtype in ("float32", "bfloat16"):
         out = make(dataclasses.replace(config, dtype=dtype, shard_mb=512, out=tmp_path / dtype))

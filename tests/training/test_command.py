@@ -39,7 +39,7 @@ def test_what_computes_fastest_is_taken_unless_another_type_is_named(
     monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool, tiles: bool, expected: str
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    monkeypatch.setattr("training.run_config.has_tiles", lambda: tiles)
+    monkeypatch.setattr("models.tiles.has_tiles", lambda: tiles)
     assert settings({"device": device, "dtype": "auto"})["dtype"] == expected
     assert settings({"device": device, "dtype": "bfloat16"})["dtype"] == "bfloat16"
 

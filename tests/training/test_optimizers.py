@@ -90,7 +90,7 @@ def test_its_state_is_that_of_pytorchs():
 
 @pytest.mark.parametrize("tiles", [True, False])
 def test_a_cpu_that_does_not_multiply_bfloat16_is_spared_it(tiles: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("training.optimizers.has_tiles", lambda: tiles)
+    monkeypatch.setattr("models.tiles.has_tiles", lambda: tiles)
     products: set[torch.dtype] = set()
 
     class Watch(TorchDispatchMode):
