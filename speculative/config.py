@@ -31,7 +31,7 @@ class EngineConfig:
     once the kept nodes of a level have, together, a probability below ``draft_min_reach`` (None: what a level costs, or 0.2 if
     "fixed"), by the drafter's logits at ``draft_temperature``. Where the last ``draft_lookup`` tokens stand earlier in the text,
     what followed them is drafted instead (0: never). Of a prompt the drafter reads the last ``draft_window`` tokens (0: all; None:
-    64 if it is a MoA drafter, else all; others than MoA and EAGLE ones read all).
+    64 if it is a MoA drafter on a CPU, else all; others than MoA and EAGLE ones read all).
     Trees that are drafted elsewhere may have ``remote_tree_nodes``, or as many as are drafted here where that is more.
     With a ``memory_limit`` less is kept of ended texts, and fewer are decoded together, where that is what it takes to fit.
     ``compile`` makes machine code of the networks, on CPUs with a C++ compiler: "auto" where it can and pays.

@@ -62,7 +62,7 @@ MEASURABLE = 16
 """Tokens that a text must have room for to be used in measuring."""
 
 MOA_WINDOW = 64
-"""Tokens of a prompt that MoA drafters read unless told otherwise: docs/results/bundled-pair.md."""
+"""Tokens of a prompt that MoA drafters read on a CPU, and edges everywhere, unless told otherwise: docs/results/bundled-pair.md."""
 
 
 def load_engine(config: EngineConfig) -> Engine:
@@ -254,8 +254,24 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ma
         )
     dtype = target.dtype if engine_compiles(config, target, target.device) else small
     moa = load_drafter(folder, target.config, dtype=dtype, device=target.device)
-    window = MOA_WINDOW if config.draft_window is None else config.draft_window or None
-    return lambda slots, length: with_text(MoADrafter(moa, target, slots, length, shape, window), lookup), "moa", moa
+
+    def make(slots: int, length: int) -> Drafter:
+        window, sent = moa_windows(config.draft_window, target.device, length)
+        return with_text(MoADrafter(moa, target, slots, length, shape, window, sent), lookup)
+
+    return make, "moa", moa
+
+
+def moa_windows(chosen: int | None, device: torch.device, length: int) -> tuple[int | None, int | None]:
+    """How many of a prompt's last tokens a MoA drafter reads, and how many of those edges are sent (None: all).
+
+    ``chosen`` is the setting, ``length`` the longest text. On a CPU the memory of a token takes a good part of the time that the
+    token itself does. On a GPU a prompt's memory takes less than the passes that knowing all of it saves; what edges are sent has
+    to go over their networks in any case.
+    """
+    if chosen is not None:
+        return chosen or None, chosen or None
+    return (MOA_WINDOW if device.type == "cpu" else length), MOA_WINDOW
 
 
 def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:

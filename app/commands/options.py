@@ -127,8 +127,8 @@ DraftLookup = Annotated[
 DraftWindow = Annotated[
     int | None,
     typer.Option(
-        help="How many of a prompt's last tokens a MoA or EAGLE drafter reads, 0: all. Reading more costs time before the first "
-        "token. (default: 64, EAGLE: all)",
+        help="How many of a prompt's last tokens a MoA or EAGLE drafter reads, 0: all. Reading more costs time after the first "
+        "token, and bandwidth where clients draft. (default: 64 by a MoA drafter on a CPU and for clients, else all)",
         rich_help_panel=SPECULATION,
     ),
 ]

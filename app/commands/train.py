@@ -37,11 +37,13 @@ def _evaluate(target: str, drafter: str, valid: str | None) -> None:
 
     path = Path(valid) if valid is not None and Path(valid).is_file() else BUNDLED_PROMPTS
     with loading.clear_errors("the drafter is saved, but could not be evaluated: "):
-        engine, tokenizer = loading.load_engine(
-            EngineConfig(model=target, drafter=drafter, max_num_seqs=1, prefix_cache_tokens=0, compile="off")
+        # As `moaserve eval` does: lookup and a policy that draws small trees would say little about the drafter.
+        alone = EngineConfig(
+            target, drafter, max_num_seqs=1, prefix_cache_tokens=0, draft_policy="fixed", draft_lookup=0, compile="off"
         )
+        engine, tokenizer = loading.load_engine(alone)
         limit = min(_MAX_PROMPT_TOKENS, engine.info.max_model_len - _MAX_TOKENS)
         prompts = load_prompts(path, tokenizer, count=_PROMPTS, max_tokens=limit, seed=0)
     with typer.progressbar(length=len(prompts), label="evaluating", show_pos=True) as bar:
         acceptance = measure_acceptance(engine, prompts, max_tokens=_MAX_TOKENS, progress=lambda: bar.update(1))
-    typer.echo(f"greedy, {len(prompts)} prompts of {path.name}: {acceptance.line()}")
+    typer.echo(f"greedy, {len(prompts)} prompts of {path.name}, by the drafter alone: {acceptance.line()}")

@@ -26,14 +26,23 @@ class MoADrafter(MoATreeDrafter):
     """Drafts with a target in the same process.
 
     ``moa`` is made ready for serving and is of no use for training afterwards. Of prompts SA and CA read the last ``window`` tokens
-    (None: all): memory costs a prompt four tenths of its prefill, and what is far back tells a drafter little. ``tiled``, where
-    there is one, stands in for what the network does to make memory.
+    (None: all), of which those who draft elsewhere are sent the last ``sent_window`` (None: as many). ``tiled``, where there is
+    one, stands in for what the network does to make memory.
     """
 
     network: MoANetwork
 
-    def __init__(self, moa: MoA, target: Llama, num_slots: int, length: int, shape: DraftShape, window: int | None = None) -> None:
-        self.target = target
+    def __init__(
+        self,
+        moa: MoA,
+        target: Llama,
+        num_slots: int,
+        length: int,
+        shape: DraftShape,
+        window: int | None = None,
+        sent_window: int | None = None,
+    ) -> None:
+        self.target, self.sent_window = target, window if sent_window is None else sent_window
         moa.read_cache_layout()
         if target.device.type == "cpu" and target.dtype == torch.bfloat16:
             # LSA has a row per layer of every token: enough for bfloat16 products, and the target's cache is read as it is.

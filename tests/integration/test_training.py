@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,5 +59,6 @@ def test_a_drafter_is_trained_evaluated_and_usable(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert "trained drafter in" in run.stdout
-    assert "τ" in run.stdout.splitlines()[-1]
+    told = re.search(r"by the drafter alone: τ (\d\.\d+)", run.stdout.splitlines()[-1])
+    assert told and 1 <= float(told[1]) < 1.5  # it has learnt next to nothing; what the text itself foretells is not its own
     assert {"config.json", "model.safetensors", "training.json"} <= {path.name for path in out.iterdir()}

@@ -19,6 +19,7 @@ from speculative.drafters.eagle import EagleDrafter
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Text
 from speculative.drafters.moa import MoADrafter
 from speculative.errors import EngineLoadError
+from speculative.loading import MOA_WINDOW, moa_windows
 from speculative.policy import DraftShape
 from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, random_eagle, random_moa, request, run
 from training.forward import DraftForward
@@ -160,6 +161,12 @@ def test_drafters_that_read_memory_have_a_window(make_engine: MakeEngine, drafte
     for choice, window in ((None, unless_told), (0, None), (9, 9)):
         engine = make_engine(drafter=drafter, draft_window=choice)
         assert engine.drafter is not None and engine.drafter.window == window
+
+
+@pytest.mark.parametrize("chosen", [None, 0, 9])
+def test_on_a_gpu_whole_prompts_are_read_unless_told_otherwise(chosen: int | None) -> None:
+    read, sent = moa_windows(chosen, torch.device("cuda"), 128)
+    assert (read, sent) == {None: (128, MOA_WINDOW), 0: (None, None), 9: (9, 9)}[chosen]
 
 
 def test_inner_layers_of_a_compiled_target_cannot_be_read(make_engine: MakeEngine) -> None:

@@ -71,7 +71,7 @@ def test_output_is_the_same_whatever_is_drafted_and_batched(make_engine, plain_t
 
 
 @pytest.mark.parametrize("folder", [N0, N1])
-@pytest.mark.parametrize("window", [1, 4])
+@pytest.mark.parametrize("window", [1, 4, 128])
 def test_output_is_the_same_however_much_of_a_prompt_is_read(make_engine, plain_tokens, folder, window) -> None:
     engine = make_engine(folder, "moa", max_num_seqs=3, prefill_chunk=7, draft_window=window)
     assert tokens(run(engine, mixed_requests())) == alone(make_engine, folder, plain_tokens)

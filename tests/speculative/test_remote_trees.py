@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from speculative import loading
 from speculative.config import MemoryFormat
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.wrapper import innermost
@@ -155,17 +156,18 @@ def test_only_remote_requests_that_have_begun_take_trees(make_engine: MakeEngine
 
 @pytest.mark.parametrize("drafter", ["moa", "block", "entry and block", "paired", "paired block", "ablation"])
 @pytest.mark.parametrize("memory", ["bfloat16", "int8"])
-@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize(("window", "sent"), [(0, 0), (4, 4), (128, 4)])
 def test_memory_comes_once_and_as_the_drafter_has_it(
-    make_engine: MakeEngine, drafter: str, memory: MemoryFormat, window: int
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, drafter: str, memory: MemoryFormat, window: int, sent: int
 ) -> None:
+    monkeypatch.setattr(loading, "moa_windows", lambda *_: (window or None, sent or None))  # as on a GPU, where the two differ
     requests = [replace(remote(each), memory=memory) for each in mixed_requests()]
     expected = {name: ids for each in mixed_requests() for name, ids in tokens(run(make_engine(N0, "none"), [each])).items()}
-    engine = make_engine(N0, drafter, max_num_seqs=3, prefill_chunk=7, draft_window=window, prefix_cache_tokens=0)
+    engine = make_engine(N0, drafter, max_num_seqs=3, prefill_chunk=7, prefix_cache_tokens=0)
     kept = innermost(engine.drafter)
     assert isinstance(kept, MoADrafter)
     codec, chance = MemoryCodec.of(kept.config, memory), random.Random(0)
-    begin = {each.request_id: max(0, len(each.prompt_token_ids) - (window or 1000)) for each in requests}
+    begin = {each.request_id: max(0, len(each.prompt_token_ids) - (sent or 1000)) for each in requests}
 
     def look(output: RequestOutput) -> None:
         if output.memory is None:
