@@ -90,7 +90,7 @@ def drafter_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
     return {name: folder / name for name in (*MOA_KINDS, "eagle2", "eagle3", "independent")}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_engine(drafter_folders: dict[str, Path]) -> MakeEngine:
     """Builds an engine over fixture ``folder`` (N0 or N1); ``drafter`` "moa" is the fixture's own, others are N0's."""
 
@@ -124,7 +124,7 @@ def spelling(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_speller(spelling: Path, drafter_folders: dict[str, Path]) -> Callable[..., Engine]:
     """Engines whose texts are text."""
 

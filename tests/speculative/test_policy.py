@@ -239,9 +239,25 @@ SETTINGS = [
 ]
 
 
+ASKED = [
+    request(f"{number}", prompt, max_tokens=60, **params)
+    for number, (prompt, params) in enumerate((prompt, params) for params in SETTINGS for prompt in PROMPTS)
+]
+AGAIN = [request(f"again {number}", each.prompt_token_ids, max_tokens=40, temperature=0.0) for number, each in enumerate(ASKED[:4])]
+
+
+@pytest.fixture(scope="module")
+def plain_tokens(make_engine: MakeEngine) -> dict[str, dict[str, list[int]]]:
+    """What is written without a draft."""
+    engine = make_engine(drafter="none")
+    return {name: tokens(run(engine, requests)) for name, requests in (("asked", ASKED), ("again", AGAIN))}
+
+
 @pytest.mark.parametrize("drafter", ["moa", "entry and block", "eagle2", "eagle3", "independent", "ngram"])
 @pytest.mark.parametrize("worth", [1e9, 0.0, None])
-def test_texts_are_the_same_whatever_the_policy_does(drafter: str, worth: float | None, make_engine: MakeEngine) -> None:
+def test_texts_are_the_same_whatever_the_policy_does(
+    drafter: str, worth: float | None, make_engine: MakeEngine, plain_tokens: dict[str, dict[str, list[int]]]
+) -> None:
     """With drafts that always pay, that never do but for being tried, and by the measured costs."""
     adaptive = make_engine(drafter=drafter, draft_policy="adaptive", draft_lookup=4)
     assert isinstance(adaptive.policy, AdaptivePolicy)
@@ -249,14 +265,6 @@ def test_texts_are_the_same_whatever_the_policy_does(drafter: str, worth: float 
         steps = {1: {0: 1.0 + worth, 16: 1.0 + 2 * worth}}
         drafts = {1: (1e-3, 1e-3)} if worth else {1: (3.0, 3.0)}
         adaptive.policy = AdaptivePolicy(adaptive.largest_shape, StepCosts(MeasuredCosts(steps, drafts)), narrows=True)
-    fixed = make_engine(drafter=drafter)
-    asked = [
-        request(f"{number}", prompt, max_tokens=60, **params)
-        for number, (prompt, params) in enumerate((prompt, params) for params in SETTINGS for prompt in PROMPTS)
-    ]
-    assert tokens(run(adaptive, asked)) == tokens(run(fixed, asked))
+    assert tokens(run(adaptive, ASKED)) == plain_tokens["asked"]
     # And what was kept of them serves those that begin alike.
-    again = [
-        request(f"again {number}", each.prompt_token_ids, max_tokens=40, temperature=0.0) for number, each in enumerate(asked[:4])
-    ]
-    assert tokens(run(adaptive, again)) == tokens(run(fixed, again))
+    assert tokens(run(adaptive, AGAIN)) == plain_tokens["again"]

@@ -74,11 +74,19 @@ def drive(
     return tokens(outputs)
 
 
+@pytest.fixture(scope="module")
+def expected(make_engine: MakeEngine) -> dict[str, list[int]]:
+    """What is written plainly, one text after the other."""
+    engine = make_engine(N0, "none", prefix_cache_tokens=0)
+    return {name: ids for each in mixed_requests() for name, ids in tokens(run(engine, [each])).items()}
+
+
 @pytest.mark.parametrize("drafter", ["none", "moa", "entry and block", "eagle3"])
 @pytest.mark.parametrize("seed", range(3))
-def test_tokens_are_the_same_whatever_comes_and_beside_whomever(make_engine: MakeEngine, drafter: str, seed: int) -> None:
+def test_tokens_are_the_same_whatever_comes_and_beside_whomever(
+    make_engine: MakeEngine, expected: dict[str, list[int]], drafter: str, seed: int
+) -> None:
     requests = mixed_requests()
-    expected = {name: ids for each in requests for name, ids in tokens(run(make_engine(N0, "none"), [each])).items()}
     for share in (1.0, 0.5):
         chance = random.Random(seed)
         engine = make_engine(N0, drafter, max_num_seqs=4, prefill_chunk=16, prefix_cache_tokens=0)
@@ -158,11 +166,16 @@ def test_only_remote_requests_that_have_begun_take_trees(make_engine: MakeEngine
 @pytest.mark.parametrize("memory", ["bfloat16", "int8"])
 @pytest.mark.parametrize(("window", "sent"), [(0, 0), (4, 4), (128, 4)])
 def test_memory_comes_once_and_as_the_drafter_has_it(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, drafter: str, memory: MemoryFormat, window: int, sent: int
+    make_engine: MakeEngine,
+    expected: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: str,
+    memory: MemoryFormat,
+    window: int,
+    sent: int,
 ) -> None:
     monkeypatch.setattr(loading, "moa_windows", lambda *_: (window or None, sent or None))  # as on a GPU, where the two differ
     requests = [replace(remote(each), memory=memory) for each in mixed_requests()]
-    expected = {name: ids for each in mixed_requests() for name, ids in tokens(run(make_engine(N0, "none"), [each])).items()}
     engine = make_engine(N0, drafter, max_num_seqs=3, prefill_chunk=7, prefix_cache_tokens=0)
     kept = innermost(engine.drafter)
     assert isinstance(kept, MoADrafter)
