@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,13 +19,14 @@ from models.graph_runner import build_runner, load_runner, runner_path
 from models.tiles import has_operators
 from speculative.edge_export import export_edge
 from speculative.packages import LOCK
+from tests.integration.warm import Warm
 
 
 @dataclass
 class Server:
     """A running `moaserve serve`."""
 
-    process: subprocess.Popen[str]
+    process: Warm
     base_url: str
     log: list[str]
     reader: threading.Thread
@@ -47,23 +46,7 @@ def start_server(*options: str, module: str = "app.cli", command: str = "serve",
     # What is drafted shall not depend on how busy the machine is.
     plain = ("--draft-policy", "fixed") if command == "serve" else ()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            module,
-            command,
-            "--port",
-            str(port),
-            *plain,
-            *options,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment | {"PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
+    process = Warm(module, [command, "--port", str(port), *plain, *options], environment)
     log: list[str] = []
     for line in process.stdout:
         log.append(line)
@@ -82,7 +65,6 @@ def stop_server(server: Server) -> int:
     server.process.terminate()
     code = server.process.wait(timeout=30)
     server.reader.join()
-    assert server.process.stdout is not None
     server.process.stdout.close()
     return code
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.integration.conftest import Server, start_server, stop_server
+from tests.integration.warm import Warm
 
 
 def port_of(server: Server) -> int:
@@ -81,26 +80,9 @@ def comparable(answer: Any) -> Any:
 def failing(bundle: Path, at: int | str, *options: str, **environment: str) -> str:
     """What an edge says that does not start."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("MOASERVE_")}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "app.cli",
-            "edge",
-            "--port",
-            "0",
-            "--server",
-            address(at),
-            "--bundle",
-            str(bundle),
-            "--compile",
-            "off",
-            *options,
-        ],
-        capture_output=True,
-        text=True,
-        env=known | environment,
-        timeout=60,
-    )
-    assert done.returncode in (1, 2)
-    return done.stderr
+    options = ("--port", "0", "--server", address(at), "--bundle", str(bundle), "--compile", "off", *options)
+    process = Warm("app.cli", ["edge", *options], known | environment)
+    with process.stdout:
+        said = process.stdout.read()
+    assert process.wait(timeout=60) in (1, 2)
+    return said

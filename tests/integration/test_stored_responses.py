@@ -37,7 +37,7 @@ def test_a_conversation_survives_its_server_and_answers_survive_redis() -> None:
         server.process.kill()
         server.process.wait()
         server.reader.join()
-        server.process.stdout.close()  # type: ignore[union-attr]
+        server.process.stdout.close()
 
         server = start_server(*options)
         client = client_of(server)
