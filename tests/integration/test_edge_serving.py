@@ -48,6 +48,13 @@ def edge(target: Server, bundle: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def whole(target: Server) -> str:
+    """What a server answers to LONG."""
+    text: str = ask(target, LONG)["choices"][0]["message"]["content"]
+    return text
+
+
 @pytest.mark.parametrize(
     "extra",
     [
@@ -132,8 +139,7 @@ def test_a_client_that_leaves_ends_its_session(target: Server, edge: Server) -> 
 
 
 @pytest.mark.parametrize("how", ["cut", "silence"])
-def test_a_text_goes_on_where_its_connection_was_lost(target: Server, bundle: Path, wire: Wire, how: str) -> None:
-    whole = ask(target, LONG)["choices"][0]["message"]["content"]
+def test_a_text_goes_on_where_its_connection_was_lost(target: Server, bundle: Path, wire: Wire, whole: str, how: str) -> None:
     resumed = target.metric("moaserve_remote_resumes_total")
     with running_edge(bundle, wire.port, "--reconnect-timeout", "60", "--offline", "stop") as edge:
         stream = chunks(edge, LONG)
@@ -147,8 +153,7 @@ def test_a_text_goes_on_where_its_connection_was_lost(target: Server, bundle: Pa
     assert target.metric("moaserve_remote_resumes_total") == resumed + 1
 
 
-def test_a_text_outlives_its_server(target: Server, bundle: Path) -> None:
-    whole = ask(target, LONG)["choices"][0]["message"]["content"]
+def test_a_text_outlives_its_server(bundle: Path, whole: str) -> None:
     first = start_server("--dtype", "float32", "--num-threads", "1")
     port = port_of(first)
     with running_edge(bundle, port, "--reconnect-timeout", "60", "--offline", "stop") as edge:
@@ -175,8 +180,7 @@ def cut_off(edge: Server, wire: Wire, body: dict[str, Any], offline: int = 5) ->
     return told + list(stream)
 
 
-def test_what_was_written_offline_is_corrected(target: Server, bundle: Path, wire: Wire) -> None:
-    whole = ask(target, LONG)["choices"][0]["message"]["content"]
+def test_what_was_written_offline_is_corrected(bundle: Path, wire: Wire, whole: str) -> None:
     with running_edge(bundle, wire.port, "--reconnect-timeout", "0") as edge:
         told = cut_off(edge, wire, LONG)
         assert text_of(told) == whole
@@ -187,8 +191,7 @@ def test_what_was_written_offline_is_corrected(target: Server, bundle: Path, wir
         assert edge.metric("moaserve_edge_offline_tokens_total") == counted["offline_tokens"]
 
 
-def test_what_was_written_offline_stays(target: Server, bundle: Path, wire: Wire) -> None:
-    whole = ask(target, LONG)["choices"][0]["message"]["content"]
+def test_what_was_written_offline_stays(bundle: Path, wire: Wire, whole: str) -> None:
     with running_edge(bundle, wire.port, "--reconnect-timeout", "0", "--offline", "keep") as edge:
         told = cut_off(edge, wire, LONG)
         assert not any("replace_from" in chunk.get("edge", {}) for chunk in told)
