@@ -8,12 +8,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from functools import cache
+from itertools import count, islice
 from typing import Any
 
 import httpx
 import pytest
 from redis import Redis
+from transformers import PreTrainedTokenizerBase
 
 from benchmarks.prompts import BUNDLED_PROMPTS, Prompt, load_prompts
 from models.loader import BUNDLED, load_tokenizer
@@ -48,7 +50,7 @@ def second(redis: RedisServer) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[Prompt]:
-    return load_prompts(BUNDLED_PROMPTS, load_tokenizer(BUNDLED["target"]), count=64, max_tokens=1024, seed=0)  # type: ignore[arg-type]
+    return load_prompts(BUNDLED_PROMPTS, tokenizer(), count=64, max_tokens=1024, seed=0)
 
 
 @dataclass
@@ -113,13 +115,20 @@ def until(true: Callable[[], bool]) -> None:
     ends = time.monotonic() + 120
     while not true():
         assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerBase:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    return tokenizer
 
 
 def long_text(prompts: list[Prompt], tokens: int) -> str:
-    tokenizer = load_tokenizer(BUNDLED["target"])
-    assert tokenizer is not None
-    ids = [token for prompt in prompts for token in prompt.token_ids if token not in tokenizer.all_special_ids][:tokens]
-    return str(tokenizer.decode(ids))
+    special = set(tokenizer().all_special_ids)
+    ids = (token for prompt in prompts for token in prompt.token_ids if token not in special)
+    return str(tokenizer().decode(list(islice(ids, tokens))))
 
 
 def test_a_second_turn_goes_on_here_after_a_restart_and_elsewhere(
@@ -198,16 +207,31 @@ def mend(redis: RedisServer) -> None:
     redis.start()
 
 
-@pytest.mark.parametrize("harm", [kill, freeze, fill, corrupt])
-def test_whatever_happens_to_redis_all_streams_complete_unchanged(
-    server: Server, redis: RedisServer, first: Server, second: Server, prompts, harm: Callable[[RedisServer], None]
-) -> None:
-    salt = {"cache_salt": harm.__name__}
-    requests = [
-        body([{"role": "user", "content": long_text(prompts[3 * n :], 200)}], seed=n, temperature=0.7 * (n % 2), **salt)
+@pytest.fixture(scope="module")
+def streams(prompts: list[Prompt]) -> list[dict[str, Any]]:
+    """Requests of two rounds of streams."""
+    return [
+        body([{"role": "user", "content": long_text(prompts[3 * n :], 200)}], seed=n, temperature=0.7 * (n % 2))
         for n in range(2 * STREAMS)
     ]
-    expected = [told.text for told in asked(server, *requests)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server, streams: list[dict[str, Any]]) -> list[str]:
+    """What a server without sessions answers to them."""
+    return [told.text for told in asked(server, *streams)]
+
+
+@pytest.mark.parametrize("harm", [kill, freeze, fill, corrupt])
+def test_whatever_happens_to_redis_all_streams_complete_unchanged(
+    redis: RedisServer,
+    first: Server,
+    second: Server,
+    streams: list[dict[str, Any]],
+    undisturbed: list[str],
+    harm: Callable[[RedisServer], None],
+) -> None:
+    requests = [request | {"cache_salt": harm.__name__} for request in streams]
     before = written(first)
     asked(first, *(request | {"max_tokens": 1} for request in requests[:STREAMS]))
     until(lambda: written(first) >= before + STREAMS * 200 // 16 * 16 * 1000)
@@ -215,7 +239,7 @@ def test_whatever_happens_to_redis_all_streams_complete_unchanged(
         # Half of the prompts are in Redis when the streams begin; the others come after the harm is done.
         told = asked(second, *requests[:STREAMS], when_begun=lambda: harm(redis))
         told += asked(second, *requests[STREAMS:])
-        assert [one.text for one in told] == expected
+        assert [one.text for one in told] == undisturbed
         assert httpx.get(f"{second.root_url}/ready").status_code == 200
     finally:
         mend(redis)
