@@ -57,7 +57,7 @@ def test_text_is_the_same_with_speculation_on_and_off(
         given = {"max_tokens": 60, **sampling, **PARAMETERS[name], **extra}
         return asyncio.run(server_texts(server.base_url, prompts, concurrency=concurrency, **given))
 
-    plain = texts(4, speculative=False)
+    plain = texts(len(prompts), speculative=False)
     assert len(set(plain)) > len(prompts) / 2
     assert texts(1) == plain == texts(8)
 
