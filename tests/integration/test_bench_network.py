@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from app.cli import cli
 from models.eagle import Eagle, EagleConfig
 from models.loader import BUNDLED, load_target
 from models.saving import save_eagle
@@ -19,8 +21,11 @@ from models.saving import save_eagle
 pytestmark = pytest.mark.integration
 
 
+BENCH = ["bench", "network", "--compile", "off", "--transport", "relay"]
+
+
 def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "app.cli", "bench", "network", "--compile", "off", "--transport", "relay", *options]
+    command = [sys.executable, "-m", "app.cli", *BENCH, *options]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}, timeout=300)
 
 
@@ -77,5 +82,5 @@ def test_every_kind_writes_the_same_over_a_slow_link(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(options: list[str], message: str) -> None:
-    done = bench(*options)
-    assert done.returncode == 2 and message in done.stderr
+    done = CliRunner().invoke(cli, [*BENCH, *options], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and message in done.stderr
