@@ -180,7 +180,7 @@ def random_engine(shape: Shape, drafting: DraftShape, max_num_seqs: int, device:
     return Engine(
         target,
         None,
-        lambda slots, length: MoADrafter(moa, target, slots, length, drafting, window=128),
+        lambda slots, length: MoADrafter(moa, target, slots, length, drafting, window=length),
         FixedPolicy(drafting),
         drafting,
         info,

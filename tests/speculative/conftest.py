@@ -65,7 +65,10 @@ MOA_KINDS: dict[str, dict[str, int]] = {
     "paired block": {"has_entry": True, "paired": True, "draft_block_size": 8},
     "ablation": {"reads_all_layers": False, "attends_to_all_memory": False},
 }
-"""Drafters that are not the paper's."""
+"""MoA drafters that are not the paper's."""
+
+DRAFTERS = ("ngram", "moa", *MOA_KINDS, "eagle2", "eagle3", "independent")
+"""All kinds there are for N0's target: a new one joins every test of losslessness by its name here."""
 
 
 def random_eagle(generation: int) -> Eagle:
@@ -87,7 +90,7 @@ def drafter_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
     torch.manual_seed(0)
     small = fresh_target(target.config, {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48})
     save_target(small, folder / "independent", N0 / "target", dtype=torch.float32)
-    return {name: folder / name for name in (*MOA_KINDS, "eagle2", "eagle3", "independent")}
+    return {name: folder / name for name in DRAFTERS if name not in ("ngram", "moa")}
 
 
 @pytest.fixture(scope="session")

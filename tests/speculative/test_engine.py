@@ -13,7 +13,7 @@ from models.loader import load_drafter, load_target
 from models.saving import save_drafter
 from speculative.errors import ContextLengthError, EngineLoadError, InvalidRequestError
 from speculative.request import Request, SamplingParams
-from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, request, run, tokens
+from tests.speculative.conftest import DRAFTERS, N0, N1, MakeEngine, request, run, tokens
 
 TREES = [
     {},
@@ -59,7 +59,7 @@ def alone(make_engine: MakeEngine, folder: object, cache: dict[str, dict[str, li
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize(
     ("folder", "drafter"),
-    [(N0, name) for name in ("none", "ngram", "moa", *MOA_KINDS, "eagle2", "eagle3", "independent")] + [(N1, "moa")],
+    [(N0, name) for name in ("none", *DRAFTERS)] + [(N1, "moa")],
 )
 def test_output_is_the_same_whatever_is_drafted_and_batched(make_engine, plain_tokens, folder, drafter, tree) -> None:
     expected = alone(make_engine, folder, plain_tokens)

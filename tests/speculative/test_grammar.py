@@ -14,7 +14,7 @@ from speculative.grammar import Grammars
 from speculative.request import Grammar, Request, RequestOutput, SamplingParams
 from speculative.texts import Texts
 from speculative.tree import DraftTree
-from tests.speculative.conftest import MOA_KINDS, run, tokens
+from tests.speculative.conftest import DRAFTERS, run, tokens
 
 END = 2
 BOOKING = {
@@ -60,8 +60,8 @@ def test_output_is_the_same_with_speculation_on_and_off(make_speller, sampling: 
     requests = [request(name, grammar=grammar, **sampling) for name, grammar in zip("abcd", GRAMMARS.values(), strict=True)]
     requests += [request("e", grammar=GRAMMARS["schema"], **sampling), request("f", **sampling)]  # the last one is free
     expected = tokens(run(make_speller("none", max_num_seqs=1), requests))
-    turn, drafters = SAMPLING.index(sampling), ("ngram", *MOA_KINDS, "eagle2", "eagle3", "independent")
-    for drafter in drafters[turn :: len(SAMPLING)]:  # each with one of the samplings
+    turn = SAMPLING.index(sampling)
+    for drafter in DRAFTERS[turn :: len(SAMPLING)]:  # each with one of the samplings
         assert tokens(run(make_speller(drafter, prefill_chunk=2), requests)) == expected, drafter
     assert tokens(run(make_speller("moa", draft_lookup=turn), requests)) == expected
 

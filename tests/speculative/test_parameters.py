@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from speculative.errors import InvalidRequestError
 from speculative.logprobs import LOGPROB_ROWS, text_logprobs, token_logprobs
 from speculative.request import RequestOutput, SamplingParams, TokenLogprob
-from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, request, run, tokens
+from tests.speculative.conftest import DRAFTERS, N0, N1, MakeEngine, request, run, tokens
 
 PROMPT = [7, 7, 30, 7, 7, 30, 7]
 PARAMETERS = {
@@ -30,7 +30,6 @@ PARAMETERS = {
         "prompt_logprobs": 2,
     },
 }
-DRAFTERS = ("ngram", *MOA_KINDS, "eagle2", "eagle3", "independent")
 SAMPLING = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}, {"temperature": 1.2, "top_k": 40}]
 
 

@@ -15,10 +15,10 @@ from speculative.errors import InvalidBlockError
 from speculative.kv_bytes import BlockFormat, Contents
 from speculative.prefix_cache import BLOCK_TOKENS, extend_keys
 from speculative.request import Request, RequestStats
-from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, request, run, tokens
+from tests.speculative.conftest import DRAFTERS, N0, N1, MakeEngine, request, run, tokens
 
 SYSTEM = list(range(3, 60))
-DRAFTERS = [(N0, name) for name in ("none", "ngram", "moa", *MOA_KINDS, "eagle2", "eagle3", "independent")] + [(N1, "moa")]
+PAIRS = [(N0, name) for name in ("none", *DRAFTERS)] + [(N1, "moa")]
 
 
 def turns(engine: Engine, **params: object) -> tuple[list[list[int]], list[RequestStats]]:
@@ -38,7 +38,7 @@ def blocks(count: int) -> int:
     return count // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-@pytest.mark.parametrize(("folder", "drafter"), DRAFTERS)
+@pytest.mark.parametrize(("folder", "drafter"), PAIRS)
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.95}])
 def test_later_turns_are_the_same_and_begin_where_the_last_one_ended(make_engine: MakeEngine, folder, drafter, sampling) -> None:
     cold, plain_stats = turns(make_engine(folder, drafter, prefix_cache_tokens=0, prefill_chunk=20), **sampling)
