@@ -38,7 +38,7 @@ class EagleDrafter(TreeDrafter):
         self.features = KVCache(1, num_slots, 0, length, 1, config.target.hidden_size // 2, dtype=self.dtype, device=device)
         eagle.rotary.reserve(length + self.scratch, eagle.layer.qkv.weight)
         super().__init__(device, [self.cache, self.features])
-        self.window = window
+        self.window = self.sent_window = window
 
     def pack(self) -> None:
         """Prepare the network's weights for inference."""

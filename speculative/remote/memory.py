@@ -25,7 +25,6 @@ class MemoryReader:
 
     def __init__(self, drafter: MoADrafter | EagleDrafter | None) -> None:
         self._drafter = drafter
-        self._window = drafter.sent_window if isinstance(drafter, MoADrafter) else drafter.window if drafter is not None else None
         self._codecs = {} if drafter is None else {format: _codec(drafter, format) for format in MEMORY_FORMATS}
 
     @classmethod
@@ -50,7 +49,7 @@ class MemoryReader:
         for index, sequence in enumerate(sequences):
             wanted = sequence.request.memory
             if wanted is not None and self._drafter is not None and sequence.finish_reason is None:
-                first = max(sequence.memory_end, sequence.request.memory_from, window_start(sequence, self._window))
+                first = max(sequence.memory_end, sequence.request.memory_from, window_start(sequence, self._drafter.sent_window))
                 if first < sequence.num_computed:
                     by_format.setdefault(wanted, []).append((index, sequence, first))
         for format, wanting in by_format.items():
