@@ -15,6 +15,9 @@ _PRIOR = 3
 _FORGOTTEN = 0.03
 """Share of what a request has shown that is forgotten with every step at which nothing is drafted for it."""
 
+_HABIT_WEIGHT = 0.02
+"""What a step counts for in what a request is used to: fifteen plain ones of a new request are a habit."""
+
 _HOPED = 3.0
 """Tokens that the first draft of all is hoped to gain."""
 
@@ -31,10 +34,11 @@ _NEXT_NODE = 0.75
 @dataclass(slots=True)
 class Record:
     """Of late, by the step: tokens ``gained``, had all nodes been verified, and of the drafts whose probability is known those
-    ``promised`` and ``kept``.
+    ``promised`` and ``kept``; ``drafting`` is the share of steps that had a draft.
     """
 
     gained: float
+    drafting: float = 1.0
     promised: float = 0.0
     kept: float = 0.0
     count: int = 0
@@ -42,6 +46,7 @@ class Record:
     def add(self, gained: float, promised: float | None, share: float, least_weight: float) -> None:
         """One more, of a draft of which the nodes worth ``share`` were verified; the first ones count for more."""
         self.count += 1
+        self.drafting += _HABIT_WEIGHT * (1.0 - self.drafting)
         weight = max(least_weight, 1 / (_PRIOR + self.count))
         self.gained += weight * (gained / share - self.gained)
         if promised is not None:
@@ -92,6 +97,11 @@ class Expectations:
         """A step at which nothing was drafted: what the request has shown says less of what comes, and its kind more."""
         record = self._record(sequence)
         record.gained += _FORGOTTEN * (self._kind(sequence).gained - record.gained)
+        record.drafting -= _HABIT_WEIGHT * record.drafting
+
+    def drafting(self, sequences: Many[Sequence]) -> float:
+        """The share of these requests' latest steps that had a draft: 1 of those that have taken none."""
+        return sum(self._record(sequence).drafting for sequence in sequences) / len(sequences)
 
     @property
     def num_requests(self) -> int:

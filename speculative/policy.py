@@ -22,8 +22,8 @@ PROBING = 0.005
 _MOST_PASSES = 8
 """Steps of the same texts for which it is decided at once that nothing is drafted: deciding takes a hundredth of a small step."""
 
-_MOSTLY, _MOSTLY_WEIGHT = 0.75, 0.005
-"""Share of the latest steps that must have drafted for drafts to go on beside a prompt that is read, and what each counts for."""
+_MOSTLY = 0.75
+"""Share of texts' latest steps that must have drafted for drafts to go on beside a prompt that is read."""
 
 _WEIGHT = 0.1
 _LEVELS, _NODES = 3, 4
@@ -142,8 +142,9 @@ class AdaptivePolicy:
 
     While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying. A trial
     holds all texts up: it waits while a prompt is read, which does so too, and verifies what goes into twice a plain step's time.
-    Where most steps of late were plain, drafts that would pay wait for that as well: their steps make more tokens and take longer,
-    and texts that are used to the pace of plain ones would wait for such a step and the reading together.
+    Where texts have mostly had plain steps of late, drafts that would pay wait for that as well: their steps make more tokens and
+    take longer, and texts that are used to the pace of plain ones would wait for such a step and the reading together. Texts that
+    are new are used to nothing yet.
     """
 
     def __init__(self, largest: DraftShape, costs: StepCosts, *, narrows: bool = False) -> None:
@@ -154,14 +155,11 @@ class AdaptivePolicy:
         self._allowance = 0.0
         self._passes: _Passes | None = None
         self._trying = False
-        self._reading = False
-        self._drafting = 1.0
         self._cuts = True
         self._aim = largest.nodes
 
     def shape(self, batch: Many[Sequence], *, reading: bool = False) -> DraftShape | None:
         """As in SpeculationPolicy."""
-        self._reading = reading
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
             return None
@@ -172,7 +170,7 @@ class AdaptivePolicy:
         size, tokens, usual = len(batch), _tokens(batch), self._of(len(batch))
         plain = self.costs.plain(size, tokens)
         adaptive = all(sequence.request.adaptive for sequence in drafting)
-        if adaptive and reading and self._drafting < _MOSTLY:
+        if adaptive and reading and self.expected.drafting(drafting) < _MOSTLY:
             self._pass_by(drafting, plain)
             return None
         gain = sum(self.expected.gain(sequence) for sequence in drafting)
@@ -256,8 +254,6 @@ class AdaptivePolicy:
     def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
         """As in SpeculationPolicy."""
         self.costs.observe(step)
-        if not self._reading:
-            self._drafting += _MOSTLY_WEIGHT * (step.drafted - self._drafting)
         if not step.drafted:
             return
         self._passes = None

@@ -88,29 +88,53 @@ def test_what_is_due_to_be_tried_stays_so_until_it_was() -> None:
     assert made.shape(batch) is None
 
 
+def plainly(policy: AdaptivePolicy, batch: list[Sequence], steps: int = 100) -> None:
+    """So many steps of texts whose drafts have failed; what is tried fails too."""
+    fare(policy, batch, 0, steps=400)
+    for _ in range(steps):
+        if policy.shape(batch) is not None:
+            fare(policy, batch, 0, steps=1)
+
+
 def test_drafts_are_not_begun_beside_a_prompt_where_texts_are_used_to_plain_steps() -> None:
     """A step with drafts is longer, and streams would wait for it and for the reading together."""
     made, batch = policy(), sequences(4)
     fare(made, batch, 3, steps=1)
     assert made.shape(batch) is not None
     assert made.shape(batch, reading=True) is not None  # so far all steps drafted
+    plainly(made, batch)
+    fare(made, batch, 3, steps=20)  # drafts have come to pay
     assert made.shape(batch) is not None
-    for _ in range(100):
-        made.observe(StepTimes(4, 0, 0, False, 0.0, 1.0), DraftTree.empty(4), batch, [0] * 4)
-    # What happens beside prompts does not make plain steps less usual.
-    for _ in range(100):
-        assert made.shape(batch, reading=True) is None
-        fare(made, batch, 3, steps=1)
-    assert made.shape(batch) is not None
-    fare(made, batch, 3, steps=300)  # they pay, and become what is usual
+    assert made.shape(batch, reading=True) is None
+    fare(made, batch, 3, steps=100)  # and become what is usual
+    assert made.shape(batch, reading=True) is not None
+
+
+def test_texts_that_begin_while_prompts_are_read_are_drafted_for_whatever_those_before_them_were_used_to() -> None:
+    made, batch = policy(), sequences(4)
+    plainly(made, batch)
+    fare(made, batch, 3, steps=20)
+    new = sequences(16, first=4)
+    assert made.shape(batch, reading=True) is None
+    assert made.shape([*batch, *new], reading=True) is not None
+    assert made.shape(new, reading=True) is not None
+
+
+def test_steps_of_requests_without_speculation_are_no_habit_of_others() -> None:
+    made, without, batch = policy(), sequences(4), sequences(4, first=4)
+    for sequence in without:
+        object.__setattr__(sequence.request.params, "speculative", False)
+    for _ in range(1000):
+        assert made.shape(without) is None
+        made.observe(StepTimes(4, 0, 0, False, 0.0, 1.0), DraftTree.empty(4), without, [0] * 4)
     assert made.shape(batch, reading=True) is not None
 
 
 def test_a_request_that_asks_for_drafts_has_them_beside_prompts_too() -> None:
-    made, batch = policy(), sequences(adaptive=False)
-    made.shape(batch)
-    for _ in range(100):
-        made.observe(StepTimes(1, 0, 0, False, 0.0, 1.0), DraftTree.empty(1), batch, [0])
+    made = policy()
+    batch = sequences()
+    plainly(made, batch)
+    object.__setattr__(batch[0].request, "adaptive", False)
     assert made.shape(batch, reading=True) is not None
 
 
