@@ -16,7 +16,7 @@ _FORGOTTEN = 0.03
 """Share of what a request has shown that is forgotten with every step at which nothing is drafted for it."""
 
 _HABIT_WEIGHT = 0.02
-"""What a step counts for in what a request is used to: fifteen plain ones of a new request are a habit."""
+"""What a step counts for in what a request is used to: after fifteen plain ones a new request has had drafts in three of four."""
 
 _HOPED = 3.0
 """Tokens that the first draft of all is hoped to gain."""
@@ -34,7 +34,7 @@ _NEXT_NODE = 0.75
 @dataclass(slots=True)
 class Record:
     """Of late, by the step: tokens ``gained``, had all nodes been verified, and of the drafts whose probability is known those
-    ``promised`` and ``kept``; ``drafting`` is the share of steps that had a draft.
+    ``promised`` and ``kept``; ``drafting`` is the share of steps that had a draft, those left out that were plain beside a prompt.
     """
 
     gained: float
@@ -93,14 +93,18 @@ class Expectations:
         self._record(sequence).add(gained, promised, share, _WEIGHT)
         self._kind(sequence).add(gained, promised, share, _KIND_WEIGHT)
 
-    def pass_by(self, sequence: Sequence) -> None:
-        """A step at which nothing was drafted: what the request has shown says less of what comes, and its kind more."""
+    def pass_by(self, sequence: Sequence, *, reading: bool) -> None:
+        """A step at which nothing was drafted: what the request has shown says less of what comes, and its kind more.
+
+        Beside a prompt (``reading``) such steps are as long as others with drafts: nobody gets used to a faster pace by them.
+        """
         record = self._record(sequence)
         record.gained += _FORGOTTEN * (self._kind(sequence).gained - record.gained)
-        record.drafting -= _HABIT_WEIGHT * record.drafting
+        if not reading:
+            record.drafting -= _HABIT_WEIGHT * record.drafting
 
     def drafting(self, sequences: Many[Sequence]) -> float:
-        """The share of these requests' latest steps that had a draft: 1 of those that have taken none."""
+        """The mean of these requests' shares of steps that had a draft: 1 of those that have taken none."""
         return sum(self._record(sequence).drafting for sequence in sequences) / len(sequences)
 
     @property

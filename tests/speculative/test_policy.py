@@ -88,11 +88,11 @@ def test_what_is_due_to_be_tried_stays_so_until_it_was() -> None:
     assert made.shape(batch) is None
 
 
-def plainly(policy: AdaptivePolicy, batch: list[Sequence], steps: int = 100) -> None:
-    """So many steps of texts whose drafts have failed; what is tried fails too."""
+def plainly(policy: AdaptivePolicy, batch: list[Sequence], *, reading: bool = False) -> None:
+    """A hundred steps of texts whose drafts have failed; what is tried fails too."""
     fare(policy, batch, 0, steps=400)
-    for _ in range(steps):
-        if policy.shape(batch) is not None:
+    for _ in range(100):
+        if policy.shape(batch, reading=reading) is not None:
             fare(policy, batch, 0, steps=1)
 
 
@@ -118,6 +118,13 @@ def test_texts_that_begin_while_prompts_are_read_are_drafted_for_whatever_those_
     assert made.shape(batch, reading=True) is None
     assert made.shape([*batch, *new], reading=True) is not None
     assert made.shape(new, reading=True) is not None
+
+
+def test_plain_steps_beside_prompts_are_no_pace_that_drafts_would_break() -> None:
+    made, batch = policy(), sequences(4)
+    plainly(made, batch, reading=True)
+    fare(made, batch, 3, steps=20)
+    assert made.shape(batch, reading=True) is not None
 
 
 def test_steps_of_requests_without_speculation_are_no_habit_of_others() -> None:
