@@ -15,8 +15,8 @@ _PRIOR = 3
 _FORGOTTEN = 0.03
 """Share of what a request has shown that is forgotten with every step at which nothing is drafted for it."""
 
-_HABIT_WEIGHT = 0.02
-"""What a step counts for in what a request is used to: after fifteen plain ones a new request has had drafts in three of four."""
+_HABIT_WEIGHT = 0.01
+"""What a step counts for in what a request is used to: thirty plain ones take a quarter from a new request's share."""
 
 _HOPED = 3.0
 """Tokens that the first draft of all is hoped to gain."""
@@ -34,7 +34,7 @@ _NEXT_NODE = 0.75
 @dataclass(slots=True)
 class Record:
     """Of late, by the step: tokens ``gained``, had all nodes been verified, and of the drafts whose probability is known those
-    ``promised`` and ``kept``; ``drafting`` is the share of steps that had a draft, those left out that were plain beside a prompt.
+    ``promised`` and ``kept``; ``drafting`` is the share of steps that had a draft, those beside prompts left out.
     """
 
     gained: float
@@ -46,12 +46,15 @@ class Record:
     def add(self, gained: float, promised: float | None, share: float, least_weight: float) -> None:
         """One more, of a draft of which the nodes worth ``share`` were verified; the first ones count for more."""
         self.count += 1
-        self.drafting += _HABIT_WEIGHT * (1.0 - self.drafting)
         weight = max(least_weight, 1 / (_PRIOR + self.count))
         self.gained += weight * (gained / share - self.gained)
         if promised is not None:
             self.promised += weight * (promised - self.promised)
             self.kept += weight * (gained - self.kept)
+
+    def get_used(self, drafted: bool) -> None:
+        """To a step more, beside which no prompt was read: what reading takes hides the pace of those that have one."""
+        self.drafting += _HABIT_WEIGHT * (drafted - self.drafting)
 
     def reliability(self, otherwise: float) -> float:
         """Tokens kept for each one promised, which is ``otherwise`` as long as little is known."""
@@ -85,26 +88,26 @@ class Expectations:
         self._worths = list(accumulate([*seen, *self._worths[len(seen) :]], min))
         self._shares = _shares(self._worths)
 
-    def observe(self, sequence: Sequence, gained: int, promised: float | None, share: float) -> None:
-        """A draft gained so many tokens, when nodes worth ``share`` of it were verified.
+    def observe(self, sequence: Sequence, gained: int, promised: float | None, share: float, *, reading: bool) -> None:
+        """A draft gained so many tokens, when nodes worth ``share`` of it were verified; ``reading``: beside a prompt.
 
         ``promised`` is the sum of these nodes' probabilities, None where they have none.
         """
-        self._record(sequence).add(gained, promised, share, _WEIGHT)
+        record = self._record(sequence)
+        record.add(gained, promised, share, _WEIGHT)
+        if not reading:
+            record.get_used(drafted=True)
         self._kind(sequence).add(gained, promised, share, _KIND_WEIGHT)
 
     def pass_by(self, sequence: Sequence, *, reading: bool) -> None:
-        """A step at which nothing was drafted: what the request has shown says less of what comes, and its kind more.
-
-        Beside a prompt (``reading``) such steps are as long as others with drafts: nobody gets used to a faster pace by them.
-        """
+        """A step at which nothing was drafted: what the request has shown says less of what comes, and its kind more."""
         record = self._record(sequence)
         record.gained += _FORGOTTEN * (self._kind(sequence).gained - record.gained)
         if not reading:
-            record.drafting -= _HABIT_WEIGHT * record.drafting
+            record.get_used(drafted=False)
 
     def drafting(self, sequences: Many[Sequence]) -> float:
-        """The mean of these requests' shares of steps that had a draft: 1 of those that have taken none."""
+        """The mean of these requests' shares of steps that had a draft, of late and with no prompt read beside: 1 of new ones."""
         return sum(self._record(sequence).drafting for sequence in sequences) / len(sequences)
 
     @property

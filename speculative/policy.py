@@ -144,7 +144,7 @@ class AdaptivePolicy:
     holds all texts up: it waits while a prompt is read, which does so too, and verifies what goes into twice a plain step's time.
     Where texts have mostly had plain steps of late, drafts that would pay wait for that as well: their steps make more tokens and
     take longer, and texts that are used to the pace of plain ones would wait for such a step and the reading together. Texts that
-    are new, or have been read beside all along, are not.
+    are new, or had prompts read beside them all along, are not.
     """
 
     def __init__(self, largest: DraftShape, costs: StepCosts, *, narrows: bool = False) -> None:
@@ -155,23 +155,25 @@ class AdaptivePolicy:
         self._allowance = 0.0
         self._passes: _Passes | None = None
         self._trying = False
+        self._reading = False
         self._cuts = True
         self._aim = largest.nodes
 
     def shape(self, batch: Many[Sequence], *, reading: bool = False) -> DraftShape | None:
         """As in SpeculationPolicy."""
+        self._reading = reading
         drafting = [sequence for sequence in batch if sequence.drafts_here]
         if not drafting:
             return None
         if self._passes is not None and self._passes.go_on(batch):
-            self._pass_by(drafting, self._passes.seconds, reading=reading)
+            self._pass_by(drafting, self._passes.seconds)
             return None
         self._passes = None
         size, tokens, usual = len(batch), _tokens(batch), self._of(len(batch))
         plain = self.costs.plain(size, tokens)
         adaptive = all(sequence.request.adaptive for sequence in drafting)
         if adaptive and reading and self.expected.drafting(drafting) < _MOSTLY:
-            self._pass_by(drafting, plain, reading=reading)
+            self._pass_by(drafting, plain)
             return None
         gain = sum(self.expected.gain(sequence) for sequence in drafting)
         rate, seconds, self._aim = max(self._rates(size, tokens, gain))
@@ -180,17 +182,17 @@ class AdaptivePolicy:
             loss = usual.told + seconds * (1 - rate * plain / size)
             missing = loss - self._allowance - PROBING * plain
             if missing > 0 or reading:
-                self._pass_by(drafting, plain, reading=reading)
+                self._pass_by(drafting, plain)
                 self._passes = _Passes(min(int(missing / (PROBING * plain)), _MOST_PASSES), batch[-1], size, plain)
                 return None
             self._allowance += PROBING * plain
         return self._shape(size, tokens, rate / sum(self.expected.reliability(sequence) for sequence in drafting))
 
-    def _pass_by(self, drafting: list[Sequence], plain: float, *, reading: bool) -> None:
+    def _pass_by(self, drafting: list[Sequence], plain: float) -> None:
         """Nothing is drafted in a step that is expected to take so many seconds."""
         self._allowance += PROBING * plain
         for sequence in drafting:
-            self.expected.pass_by(sequence, reading=reading)
+            self.expected.pass_by(sequence, reading=self._reading)
 
     def _rates(self, size: int, tokens: int, gain: float) -> Iterator[tuple[float, float, int]]:
         """What drafts are expected to bring with some numbers of nodes: tokens a second, seconds of a step, nodes."""
@@ -270,7 +272,7 @@ class AdaptivePolicy:
         for sequence, tokens, promise, drafted in zip(batch, gained, promised, tree.sizes, strict=True):
             if sequence.drafts_here:
                 known = promise is not None and not isnan(promise) and drafted
-                self.expected.observe(sequence, tokens, promise if known else None, share if known else 1.0)
+                self.expected.observe(sequence, tokens, promise if known else None, share if known else 1.0, reading=self._reading)
                 if sequence.finish_reason is not None:  # it was forgotten as it ended, before this was known
                     self.expected.forget(sequence)
 

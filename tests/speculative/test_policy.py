@@ -104,9 +104,12 @@ def test_drafts_are_not_begun_beside_a_prompt_where_texts_are_used_to_plain_step
     assert made.shape(batch, reading=True) is not None  # so far all steps drafted
     plainly(made, batch)
     fare(made, batch, 3, steps=20)  # drafts have come to pay
-    assert made.shape(batch) is not None
+    for _ in range(200):
+        assert made.shape(batch, reading=True) is None
+    fare(made, batch, 3, steps=200)  # what happens beside prompts changes nothing
     assert made.shape(batch, reading=True) is None
-    fare(made, batch, 3, steps=100)  # and become what is usual
+    assert made.shape(batch) is not None
+    fare(made, batch, 3, steps=200)  # they become what is usual
     assert made.shape(batch, reading=True) is not None
 
 
