@@ -17,10 +17,12 @@ LARGEST = DraftShape(8, 4, 8)
 PROMPTS = [[5, 9, 23, 41, 7, 9, 23], [11, 3, 3, 60, 2, 45], [70, 71, 72], [8] * 20]
 
 
-def sequences(count: int = 1, *, temperature: float = 0.0, first: int = 0, **settings: bool) -> list[Sequence]:
+def sequences(
+    count: int = 1, *, temperature: float = 0.0, speculative: bool = True, first: int = 0, **settings: bool
+) -> list[Sequence]:
     texts = Texts(None, 100, frozenset())
     names = range(first, first + count)
-    params = SamplingParams(temperature=temperature, seed=1)
+    params = SamplingParams(temperature=temperature, seed=1, speculative=speculative)
     return [texts.begin(Request(str(name), (1, 2, 3), params, **settings), 100) for name in names]  # type: ignore[arg-type]
 
 
@@ -47,9 +49,7 @@ def fare(policy: AdaptivePolicy, batch: list[Sequence], gained: int, steps: int 
 
 
 def test_without_anyone_to_draft_for_nothing_is_drafted() -> None:
-    plain = sequences(2)
-    for sequence in plain:
-        object.__setattr__(sequence.request.params, "speculative", False)
+    plain = sequences(2, speculative=False)
     assert policy().shape(plain) is None
     assert FixedPolicy(LARGEST).shape(plain) is None
     assert FixedPolicy(LARGEST).shape([*plain, *sequences()]) == LARGEST
@@ -131,9 +131,7 @@ def test_plain_steps_beside_prompts_are_no_pace_that_drafts_would_break() -> Non
 
 
 def test_steps_of_requests_without_speculation_are_no_habit_of_others() -> None:
-    made, without, batch = policy(), sequences(4), sequences(4, first=4)
-    for sequence in without:
-        object.__setattr__(sequence.request.params, "speculative", False)
+    made, without, batch = policy(), sequences(4, speculative=False), sequences(4, first=4)
     for _ in range(1000):
         assert made.shape(without) is None
         made.observe(StepTimes(4, 0, 0, False, 0.0, 1.0), DraftTree.empty(4), without, [0] * 4)
@@ -141,8 +139,7 @@ def test_steps_of_requests_without_speculation_are_no_habit_of_others() -> None:
 
 
 def test_a_request_that_asks_for_drafts_has_them_beside_prompts_too() -> None:
-    made = policy()
-    batch = sequences()
+    made, batch = policy(), sequences()
     plainly(made, batch)
     object.__setattr__(batch[0].request, "adaptive", False)
     assert made.shape(batch, reading=True) is not None
