@@ -1,4 +1,4 @@
-"""A TCP relay that behaves like a slow network, for where the kernel's own (`namespaces`) cannot be had, and for faults."""
+"""A TCP relay that behaves like a slow network, for where the kernel's own (`namespaces`) cannot be had."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
         self._handlers: set[asyncio.Task[None]] = set()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
-        self._is_cut = False
         self._ended = Traffic()
 
     async def start(self) -> None:
@@ -61,37 +58,23 @@ class Relay:
             for pipe in connection.pipes:
                 pipe.link = link
 
-    def cut(self) -> None:
-        """Reset all connections, and each new one, until it is healed."""
-        self._is_cut = True
-        for connection in self._connections:
-            connection.abort()
-
-    def stall(self) -> None:
-        """Deliver nothing, as where packets vanish, until it is healed; nobody is told."""
-        self._flowing.clear()
-
-    def heal(self) -> None:
-        """End what ``cut`` and ``stall`` have begun; what waited arrives."""
-        self._is_cut = False
-        self._flowing.set()
-
     async def close(self) -> None:
         """Reset all connections and listen no more."""
         assert self._server is not None
         self._server.close()
-        self.cut()
+        for connection in self._connections:
+            connection.abort()
         await asyncio.gather(*self._handlers)
         await self._server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_cut:
+        handler = asyncio.current_task()
+        assert self._server is not None and handler is not None
+        if not self._server.is_serving():  # it was accepted as the relay closed
             writer.transport.abort()
             return
-        handler = asyncio.current_task()
-        assert handler is not None
         begin = asyncio.get_running_loop().time() + self._link.rtt
-        connection = _Connection(Pipe(self._link, self._rng, begin), Pipe(self._link, self._rng), self._flowing)
+        connection = _Connection(Pipe(self._link, self._rng, begin), Pipe(self._link, self._rng))
         self._connections.add(connection)
         self._handlers.add(handler)
         try:
@@ -103,9 +86,8 @@ class Relay:
 
 
 class _Connection:
-    def __init__(self, up: Pipe, down: Pipe, flowing: asyncio.Event) -> None:
+    def __init__(self, up: Pipe, down: Pipe) -> None:
         self.pipes = (up, down)
-        self._flowing = flowing
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._aborted = False
@@ -130,7 +112,7 @@ class _Connection:
             from_server, server = await asyncio.open_connection(*target)
             self._writers.append(server)
             for reader, pipe, writer in zip((from_client, from_server), self.pipes, (server, client), strict=True):
-                way = _Way(reader, pipe, writer, self._flowing)
+                way = _Way(reader, pipe, writer)
                 self._tasks += [asyncio.create_task(way.fill()), asyncio.create_task(way.empty())]
             if self._aborted:
                 self.abort()
@@ -152,8 +134,8 @@ class _Connection:
 class _Way:
     """One direction of a connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, pipe: Pipe, writer: asyncio.StreamWriter, flowing: asyncio.Event) -> None:
-        self._reader, self._pipe, self._writer, self._flowing = reader, pipe, writer, flowing
+    def __init__(self, reader: asyncio.StreamReader, pipe: Pipe, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._pipe, self._writer = reader, pipe, writer
         self._entered, self._left = asyncio.Event(), asyncio.Event()
         self._clock = asyncio.get_running_loop().time
 
@@ -173,7 +155,6 @@ class _Way:
         """Until that has arrived."""
         pipe, writer = self._pipe, self._writer
         while True:
-            await self._flowing.wait()
             self._entered.clear()
             for data in pipe.take(self._clock()):
                 if not data:

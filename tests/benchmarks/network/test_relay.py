@@ -88,8 +88,7 @@ async def test_the_server_may_close_first() -> None:
 
 
 async def test_a_sender_waits_while_too_much_is_under_way() -> None:
-    async with relayed(FREE) as relay:
-        relay.stall()
+    async with relayed(Link("far", rtt=1e3)) as relay:
         _, writer = await connect(relay)
         writer.write(bytes(8 * WINDOW))
         while relay.traffic.up <= WINDOW:
@@ -99,21 +98,7 @@ async def test_a_sender_waits_while_too_much_is_under_way() -> None:
         assert relay.traffic.up < 2 * WINDOW
 
 
-async def test_stalled_it_delivers_nothing_and_healed_all_that_waited() -> None:
-    async with relayed(FREE) as relay:
-        reader, writer = await connect(relay)
-        writer.write(b"1")
-        assert await reader.readexactly(1) == b"1"
-        relay.stall()
-        writer.write(b"2")
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(reader.readexactly(1), 0.05)
-        relay.heal()
-        assert await reader.readexactly(1) == b"2"
-        writer.close()
-
-
-async def test_cut_it_resets_connections_old_and_new_until_it_is_healed() -> None:
+async def test_closed_it_resets_connections() -> None:
     closed = asyncio.Event()
 
     async def watch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,17 +109,10 @@ async def test_cut_it_resets_connections_old_and_new_until_it_is_healed() -> Non
         reader, writer = await connect(relay)
         writer.write(b"1")
         assert await reader.readexactly(1) == b"1"
-        relay.cut()
+        await relay.close()
         assert await _broken(reader)
         await closed.wait()
-        newcomer, other = await connect(relay)
-        assert await _broken(newcomer)
-        relay.heal()
-        again, third = await connect(relay)
-        third.write(b"3")
-        assert await again.readexactly(1) == b"3"
-        for each in (writer, other, third):
-            each.close()
+        writer.close()
 
 
 async def _broken(reader: asyncio.StreamReader) -> bool:
