@@ -53,7 +53,7 @@ def create_app(settings: HttpSettings, engine: ServingEngine) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
         strict_content_type=False,
-        root_path=settings.root_path,
+        root_path=settings.root_path.rstrip("/"),
     )
     app.state.serving = serving
     for routes in (chat, completions, responses, models, tokenize, health, metrics):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import get_args
 
+import anyio.to_thread
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -13,7 +15,9 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from app.metric_collectors import EngineCollector, VllmNames
 from app.metric_names import (
@@ -34,6 +38,16 @@ from app.remote_recording import RemoteRecorder
 from app.store_recording import StoreRecorder
 from speculative.errors import EngineError
 from speculative.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class _Read(Collector):
+    """Metrics as they were."""
+
+    metrics: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.metrics
 
 
 class Metrics:
@@ -89,15 +103,19 @@ class Metrics:
             code = OTHER
         self.counters["request_errors"].labels(self._name(), str(status), code).inc()
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """All metrics as text, and its content type, in the format that the scraper asks for."""
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """All metrics as text, and its content type, in the format that the scraper asks for.
+
+        They are read at once, and written in a thread, which takes hundredths of a second.
+        """
         if name := self._name():
             self._series_of(name)
+        read = _Read(list(self.registry.collect()))
         try:
             encode, content_type = choose_encoder(accept)
-            return encode(self.registry), content_type
+            return await anyio.to_thread.run_sync(encode, read), content_type
         except (TypeError, ValueError):  # prometheus_client compares versions that are none, and parts of them that are no numbers
-            return self.exposition("")
+            return await self.exposition("")
 
     def _name(self) -> str:
         """The model's; empty while it has none, which is as good as no label to Prometheus."""

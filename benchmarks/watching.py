@@ -138,9 +138,9 @@ async def measure(
         series = [await _outputs(engine, text, max_tokens, number) for number, text in enumerate(asked[: config.max_num_seqs])]
         await asyncio.sleep(SETTLING_S)  # the engine's thread has nothing left to do: the time measured next is recording's
         tokens = sum(len(output.new_token_ids) for outputs in series for output in outputs)
-        metrics = recording.state.serving.metrics
+        scrape_seconds = await _scrape_seconds(recording.state.serving.metrics)
         return WatchingResult(
-            config.max_num_seqs, speeds, seconds, recorder_seconds(series) / tokens, tokens / len(series), _scrape_seconds(metrics)
+            config.max_num_seqs, speeds, seconds, recorder_seconds(series) / tokens, tokens / len(series), scrape_seconds
         )
     finally:
         await engine.stop()
@@ -160,11 +160,11 @@ def recorder_seconds(series: Sequence[Sequence[RequestOutput]]) -> float:
     return statistics.median(times)
 
 
-def _scrape_seconds(metrics: Metrics) -> float:
+async def _scrape_seconds(metrics: Metrics) -> float:
     times = []
     for _ in range(REPLAYS):
         began = time.process_time()
-        metrics.exposition("")
+        await metrics.exposition("")
         times.append(time.process_time() - began)
     return statistics.median(times)
 

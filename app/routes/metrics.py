@@ -12,5 +12,5 @@ router = APIRouter(tags=["metrics"])
 @router.get("/metrics", response_class=Response)
 async def metrics(http: Request, serving: ServingDep) -> Response:
     """All metrics, in the format that the scraper asks for."""
-    text, content_type = serving.metrics.exposition(http.headers.get("accept", ""))
+    text, content_type = await serving.metrics.exposition(http.headers.get("accept", ""))
     return Response(text, headers={"content-type": content_type})

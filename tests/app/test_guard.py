@@ -109,8 +109,9 @@ class TestRootPath:
                     assert without == (401 if path.endswith(("models", "tokenize")) else 200), path
             assert reached >= 4
 
-    async def test_a_root_path_ends_where_a_segment_does(self, engine: FakeEngine) -> None:
-        async with client_of(engine, api_key="k", root_path="/llm") as client:
+    @pytest.mark.parametrize("root", ["/llm", "/llm/"])
+    async def test_a_root_path_ends_where_a_segment_does(self, engine: FakeEngine, root: str) -> None:
+        async with client_of(engine, api_key="k", root_path=root) as client:
             for path, without, with_key in (
                 ("/llm/v1/models", 401, 200),
                 ("/v1/models", 401, 200),

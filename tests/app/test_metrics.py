@@ -1,13 +1,16 @@
 """What Prometheus sees, and the probes."""
 
 import re
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from app.errors import ApiError
 from app.main import create_app
@@ -166,7 +169,7 @@ def test_tokens_of_a_step_are_as_many_observations() -> None:
     assert values["a"] == pytest.approx(values["b"])
 
 
-def test_labels_are_bounded() -> None:
+async def test_labels_are_bounded() -> None:
     metrics = Metrics()
     metrics.watch(FakeEngine(), lambda: "tiny")
     metrics.error(418, "teapot")
@@ -175,7 +178,7 @@ def test_labels_are_bounded() -> None:
     stats = RequestStats(prompt_tokens=1, completion_tokens=500, acceptance_histogram=(0,) * 499 + (1,), last_token_time=1.0)
     recorder.output(RequestOutput("r", (7,) * 500, "", "stop", stats))
     recorder.end()
-    text = metrics.exposition("")[0].decode()
+    text = (await metrics.exposition(""))[0].decode()
     assert 'code="other",model_name="tiny",status="418"} 2.0' in text
     assert f'position="{POSITIONS - 1}"' in text
     assert f'position="{POSITIONS}"' not in text
@@ -261,6 +264,18 @@ async def test_the_process_and_python_are_told_of(client: httpx.AsyncClient) -> 
     assert {"python_info", "python_gc_collections"} <= names
     if Path("/proc/self/stat").exists():
         assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= names
+
+
+async def test_they_are_written_off_the_event_loop(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def encode(registry: Collector) -> bytes:
+        threads.append(threading.get_ident())
+        return generate_latest(registry)
+
+    monkeypatch.setattr("app.metrics.choose_encoder", lambda _accept: (encode, "text/plain"))
+    assert ("num_requests_running",) in await scrape(client)
+    assert len(threads) == 1 and threads != [threading.get_ident()]
 
 
 async def test_openmetrics_is_told_to_whoever_asks_for_it(client: httpx.AsyncClient) -> None:

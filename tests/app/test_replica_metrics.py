@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
 from app.metrics import Metrics
@@ -36,7 +37,7 @@ class Engines:
 def told(engines: Engines) -> dict[str, float]:
     metrics = Metrics()
     metrics.watch(engines, lambda: "tiny")
-    text, _ = metrics.exposition("")
+    text, _ = asyncio.run(metrics.exposition(""))
     lines = (line.rsplit(" ", 1) for line in text.decode().splitlines() if line.startswith("moaserve_") and "tiny" in line)
     return {name: float(value) for name, value in lines}
 
