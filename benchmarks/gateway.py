@@ -274,7 +274,7 @@ def disturbances(engine: AsyncEngine, asked: Sequence[str], max_tokens: int) -> 
     prompts = [list(islice(cycle(tokens), number, number + most - 64)) for number in range(POSTS)]  # none begins as another does
     megabyte = (sentences * (MEGABYTE // len(sentences) + 1))[:MEGABYTE]
     message = {"role": "user", "content": "Hello!"}
-    properties = {f"property_{number}": {"type": "string", "maxLength": 10 + number} for number in range(100)}
+    properties = {f"property_{number}": {"type": "string", "maxLength": 10 + number} for number in range(50)}
     schemas = [{"type": "object", "properties": {**properties, f"own_{number}": {"type": "integer"}}} for number in range(POSTS)]
     short: dict[str, Any] = {"max_tokens": 1}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from speculative.errors import InvalidRequestError
-from speculative.json_schema import LONGEST_PATTERN, long_pattern, reason, unsupported
+from speculative.json_schema import LONGEST_PATTERN, costly, reason, unsupported
 from speculative.request import Grammar
 
 LONGEST = {"json_schema": 2**16, "regex": LONGEST_PATTERN, "ebnf": 2**13, "structural_tag": 2**18}
@@ -105,7 +105,7 @@ def _structural_tag(source: str) -> str:
     Schemas are followed as far as they can be, so nothing is said of what is not; but what is in it is no longer than by itself.
     """
     tag = json.loads(source)
-    if (problem := long_pattern(tag)) is not None:
+    if (problem := costly(tag)) is not None:
         raise InvalidRequestError(problem, param="grammar")
     return json.dumps(_one_way(tag))
 

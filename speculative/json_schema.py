@@ -30,6 +30,18 @@ FORMATS = frozenset(
 LONGEST_PATTERN = 2**10
 """Characters of a regular expression: one of so many options takes a second to compile, and twice as many take five."""
 
+ALL_PATTERNS = 2**13
+"""Characters of a schema's patterns together, each counted once."""
+
+ALL_LENGTHS = 2**12
+"""Characters that a schema's strings are counted to: each takes a look at every token, 4 ms with 8,192 of them on a slow core.
+
+Strings of the same lengths share it.
+"""
+
+LONGEST_STRING = 2**8
+"""Characters from where on a longer string takes no longer to compile."""
+
 _ALTERNATIVES = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 """Each of them stands for a whole value: xgrammar reads one of them and none of what is beside it."""
 
@@ -48,25 +60,41 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 def unsupported(schema: Any) -> str | None:
     """Why a text that xgrammar lets through might break ``schema``: the keyword, and where it stands; None if none can."""
-    return long_pattern(schema) or next(_problems(schema, schema, "#"), None)
+    return costly(schema) or next(_problems(schema, schema, "#"), None)
 
 
-def long_pattern(node: Any) -> str | None:
-    """Which pattern in a schema, or in anything that holds schemas, has more than `LONGEST_PATTERN` characters; None if none has.
+def costly(node: Any) -> str | None:
+    """What in a schema, or in anything that holds schemas, takes too long to compile; None if nothing does.
 
     It may stand anywhere, as a ``$ref`` leads anywhere.
     """
-    return next(_long_patterns(node, "#"), None)
+    lengths: dict[str, float] = {}
+    patterns: set[str] = set()
+    for each, place in _objects(node, "#"):
+        names = each.get("patternProperties")
+        for pattern in (each.get("pattern"), *(names if isinstance(names, dict) else ())):
+            if isinstance(pattern, str):
+                patterns.add(pattern)
+                if len(pattern) > LONGEST_PATTERN:
+                    return f"a pattern has {len(pattern)} characters, and at most {LONGEST_PATTERN} are compiled (at {place})"
+        least, most = each.get("minLength"), each.get("maxLength")
+        if numbers := [number for number in (least, most) if isinstance(number, int | float)]:
+            lengths[f"{least} to {most}"] = max(0, min(LONGEST_STRING, max(numbers)))
+    if (total := sum(map(len, patterns))) > ALL_PATTERNS:
+        return f"its patterns have {total} characters, and at most {ALL_PATTERNS} are compiled"
+    if (total := int(sum(lengths.values()))) > ALL_LENGTHS:
+        return (
+            f"the lengths of its strings (minLength and maxLength, each pair once and up to {LONGEST_STRING}) come to {total}, "
+            f"and at most {ALL_LENGTHS} are compiled: leave some out, or give several strings the same"
+        )
+    return None
 
 
-def _long_patterns(node: Any, place: str) -> Iterator[str]:
+def _objects(node: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
     if isinstance(node, dict):
-        names = node.get("patternProperties")
-        for pattern in (node.get("pattern"), *(names if isinstance(names, dict) else ())):
-            if isinstance(pattern, str) and len(pattern) > LONGEST_PATTERN:
-                yield f"a pattern has {len(pattern)} characters, and at most {LONGEST_PATTERN} are compiled (at {place})"
+        yield node, place
     for key, each in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        yield from _long_patterns(each, f"{place}/{key}")
+        yield from _objects(each, f"{place}/{key}")
 
 
 def _problems(schema: Any, root: Any, place: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import xgrammar
 
-from speculative.json_schema import LONGEST_PATTERN, unsupported
+from speculative.json_schema import ALL_LENGTHS, ALL_PATTERNS, LONGEST_PATTERN, LONGEST_STRING, unsupported
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 
@@ -129,6 +129,29 @@ def test_patterns_of_the_longest_kind_are_compiled() -> None:
     # A property may be called so.
     named = {"type": "object", "properties": {"pattern": {"const": fits + "a"}, "patternProperties": {"const": 1}}}
     assert unsupported({"type": "string", "pattern": fits}) is None and unsupported(named) is None
+
+
+def strings(*bounds: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{number}": {"type": "string", **each} for number, each in enumerate(bounds)}}
+
+
+def test_strings_of_many_lengths_are_not_compiled() -> None:
+    long = [{"minLength": number, "maxLength": 10_000} for number in range(ALL_LENGTHS // LONGEST_STRING)]
+    assert unsupported(strings(*long)) is None
+    assert f"come to {ALL_LENGTHS + 1}, and at most {ALL_LENGTHS} are" in (unsupported(strings(*long, {"maxLength": 1})) or "")
+    assert unsupported(strings(*long, {"minLength": 1}, {"maxLength": -(10**9)}))
+
+
+def test_strings_of_the_same_lengths_are_compiled_once() -> None:
+    assert unsupported(strings(*[{"maxLength": 200}] * 400)) is None
+
+
+def test_many_patterns_are_not_compiled() -> None:
+    longest = [{"pattern": f"{number}" * LONGEST_PATTERN} for number in range(ALL_PATTERNS // LONGEST_PATTERN)]
+    assert unsupported(strings(*longest, *longest)) is None
+    assert f"have {ALL_PATTERNS + 1} characters, and at most {ALL_PATTERNS}" in (
+        unsupported(strings(*longest, {"pattern": "a"})) or ""
+    )
 
 
 def test_refusals_say_where() -> None:
