@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]
-from json.scanner import py_make_scanner  # type: ignore[attr-defined]
+from json.decoder import JSONArray, JSONObject  # type: ignore[attr-defined]  # typeshed leaves it out
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # and this
 from typing import Any, Final, get_type_hints
 
 import anyio

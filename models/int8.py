@@ -35,7 +35,7 @@ class Int8Linear(Linear):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False, dtype: torch.dtype = torch.float32) -> None:
         nn.Module.__init__(self)  # Linear's own makes a weight of other numbers
-        self.weight: Tensor  # type: ignore[assignment]
+        self.weight: Tensor  # type: ignore[assignment]  # a buffer, where Linear has a parameter
         self.scales: Tensor
         self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=torch.int8))
         self.register_buffer("scales", torch.ones(out_features, dtype=torch.bfloat16))

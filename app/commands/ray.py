@@ -93,7 +93,7 @@ def _take_options() -> None:
         for function in (_replica_options, serve)
         for name, parameter in inspect.signature(function).parameters.items()
     }
-    ray.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    ray.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]  # what Typer reads
     ray.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
 
 
