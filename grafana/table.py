@@ -5,6 +5,7 @@ Run it after changing a metric or a dashboard: PYTHONPATH=. .venv/bin/python gra
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ def metrics() -> dict[str, tuple[str, str]]:
     told.watch(_Engine(), lambda: "model")
     told.store_observer(lambda: "model").reachable(True)
     told.remote_observer(lambda: "model")
-    told.exposition("")
+    asyncio.run(told.exposition(""))
     families = (family for family in told.registry.collect() if family.name.startswith(PREFIX))
     return dict(sorted((family.name, (family.type, family.documentation)) for family in families))
 
