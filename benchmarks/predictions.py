@@ -80,6 +80,6 @@ def _figures(edits: int, pairs: list[tuple[Decoded, Decoded]]) -> PredictionFigu
 
 
 def _passes(one: Decoded) -> int:
-    """Verifications; prompts are left out."""
+    """Verifications; prompts are left out, and steps for which the policy drafts nothing."""
     assert one.stats is not None
     return one.stats.num_drafts

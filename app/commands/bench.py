@@ -139,6 +139,7 @@ def predictions(
     json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
     model: options.Model = None,
     drafter: options.Drafter = None,
+    draft_policy: options.DraftPolicy = None,
     dtype: options.DType = None,
     device: options.Device = None,
     num_threads: options.NumThreads = None,
