@@ -33,7 +33,7 @@ def causal_attention(queries: Tensor, kv: Tensor) -> Tensor:
     ``kv`` [B, S, 2, n_kv, d] holds keys, then values. ``suits`` says whether it can.
     """
     inputs = (x.to(torch.bfloat16).contiguous() for x in (queries, kv))
-    out: Tensor = _CausalAttention.apply(*inputs)  # type: ignore[no-untyped-call]
+    out: Tensor = _CausalAttention.apply(*inputs)  # type: ignore[no-untyped-call]  # torch's own has no types
     return out
 
 

@@ -97,7 +97,8 @@ def read_tensors(folder: Path, wanted: Callable[[str], bool] | None = None) -> d
                 tensors.update(load_file(path))
                 continue
             with safe_open(path, framework="pt") as file:
-                tensors.update({name: file.get_tensor(name) for name in file.keys() if wanted(name)})  # noqa: SIM118  # such files are no mappings
+                # Such a file is no mapping: it has keys and cannot be iterated.
+                tensors.update({name: file.get_tensor(name) for name in file.keys() if wanted(name)})  # noqa: SIM118
         except SafetensorError as error:
             raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
     return tensors
