@@ -34,7 +34,7 @@ ALL_PATTERNS = 2**13
 """Characters of a schema's patterns together, each counted once."""
 
 ALL_LENGTHS = 2**12
-"""Characters that a schema's strings are counted to: each takes a look at every token, 4 ms with 8,192 of them on a slow core.
+"""Characters that a schema's strings are counted to: each takes a look at every token; 6,000 took 2.3 s on a slow core.
 
 Strings of the same lengths share it.
 """
