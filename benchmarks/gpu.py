@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from models.config import DecoderConfig, MoAConfig, RopeConfig
+from models.config import DecoderConfig, MoAConfig
 from models.llama import Llama
 from models.loader import empty
 from models.moa import MoA
 from models.replay import rerun
+from models.rope import RopeConfig
 from speculative.config import ModelInfo
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.wrapper import innermost

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from models.errors import CheckpointError
+from models.rope import RopeConfig
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -22,48 +23,6 @@ COPYING_THETA = 1e6
 
 Measured with heads of 48 and texts of 1,024 tokens: docs/results/drafters.md, "Copying from the start".
 """
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding: base ``theta`` and an optional scaling of its frequencies.
-
-    ``kind`` is "default", "linear" (frequencies divided by ``factor``) or "llama3" (low frequencies divided by ``factor``, blended
-    between the two wavelengths ``original_max_position_embeddings / high_freq_factor`` and ``… / low_freq_factor``).
-    """
-
-    theta: float = 10000.0
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
-        """Read ``rope_theta`` and ``rope_scaling`` (transformers 4) or ``rope_parameters`` (transformers 5)."""
-        parameters: dict[str, Any] = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-        theta = float(parameters.get("rope_theta", config.get("rope_theta", 10000.0)))
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind not in ("default", "linear", "llama3"):
-            raise CheckpointError(f"rope type {kind!r} is not supported (default, linear and llama3 are)")
-        if kind == "default":
-            return cls(theta=theta)
-        return cls(
-            theta=theta,
-            kind=kind,
-            factor=float(parameters["factor"]),
-            low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
-            high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
-            original_max_position_embeddings=int(parameters.get("original_max_position_embeddings", 8192)),
-        )
-
-    def to_hf(self) -> dict[str, Any]:
-        """The keys that ``from_hf`` reads, as transformers 4 has them."""
-        if self.kind == "default":
-            return {"rope_theta": self.theta}
-        scaling = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("theta", "kind")}
-        return {"rope_theta": self.theta, "rope_scaling": {"rope_type": self.kind, **scaling}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +101,7 @@ class DecoderConfig:
             raise CheckpointError(f"hidden_act {activation!r} is not supported (silu is)")
         heads = int(config["num_attention_heads"])
         bias = bool(config.get("attention_bias", False))
+        rope = RopeConfig.from_hf(config)
         return cls(
             architecture=name,
             vocab_size=int(config["vocab_size"]),
@@ -152,8 +112,8 @@ class DecoderConfig:
             num_kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-            rope=RopeConfig.from_hf(config),
+            max_position_embeddings=max(int(config.get("max_position_embeddings", 2048)), rope.reach),
+            rope=rope,
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bias or family == "qwen2",
             output_bias=bias,

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.config import DecoderConfig, RopeConfig
+from models.config import DecoderConfig
 from models.errors import CheckpointError
 from models.layers import DecoderLayer, Linear, RMSNorm, Rope, RotaryTable, keys_values
+from models.rope import RopeConfig
 
 ARCHITECTURE = "MoAServeEagleDrafter"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from models.config import ARCHITECTURES, DecoderConfig, RopeConfig
+from models.config import ARCHITECTURES, DecoderConfig
 from models.errors import CheckpointError
 from models.gguf_tokenizer import GGUFVocabulary, read_vocabulary
 from models.loader import eos_token_ids, load_tokenizer, read_json, read_tensors, resolve_target
+from models.rope import RopeConfig, frequencies
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -88,6 +88,7 @@ def _architecture(config: DecoderConfig) -> str:
         "a bias of attention's output": name != LLAMA and config.output_bias,
         "a bias of queries, keys and values": name == "qwen3" and config.attention_bias,
         "biases of MLPs": name != LLAMA and config.mlp_bias,
+        "rope type 'yarn'": config.rope.kind == "yarn",
         "rope type 'llama3'": name != LLAMA and config.rope.kind == "llama3",
         "heads that are not as wide together as the model": name == "qwen2"
         and config.head_dim * config.num_heads != config.hidden_size,
@@ -149,10 +150,7 @@ def _interleaved(rows: Tensor, heads: int) -> Tensor:
 
 def llama3_divisors(rope: RopeConfig, head_dim: int) -> Tensor:
     """What llama3 scaling divides each of the ``head_dim`` / 2 frequencies by, float32; see ``RopeConfig``."""
-    frequencies = rope.theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)
-    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
-    return (1 / (kept + (1 - kept) / rope.factor)).float()
+    return (frequencies(head_dim, RopeConfig(rope.theta)) / frequencies(head_dim, rope)).float()
 
 
 def _write(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.config import RopeConfig
+from models.rope import RopeConfig, frequencies
 from models.tiled_linear import suits, tiled, tiled_linear
 
 Rope = tuple[Tensor, Tensor]
@@ -157,8 +157,9 @@ class RotaryTable(nn.Module):
         """Make positions 0…length−1 available in the type and on the device of ``like``."""
         if len(self._cos) >= length and self._cos.dtype == like.dtype and self._cos.device == like.device:
             return
-        angles = torch.outer(torch.arange(max(length, 64), dtype=torch.float32), inverse_frequencies(self.head_dim, self.config))
-        cos, sin = angles.cos(), angles.sin()
+        positions = torch.arange(max(length, 64), dtype=torch.float32)
+        angles = torch.outer(positions, frequencies(self.head_dim, self.config).float())
+        cos, sin = (each * self.config.attention_factor for each in (angles.cos(), angles.sin()))
         self._cos = torch.stack((cos, cos), 1).unsqueeze(1).to(like)
         self._sin = torch.stack((-sin, sin), 1).unsqueeze(1).to(like)
 
@@ -169,19 +170,6 @@ class RotaryTable(nn.Module):
     def forward(self, positions: Tensor) -> Rope:
         """Positions [n], already reserved, -> cosines and signed sines [n, 1, 2, d/2]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
-
-
-def inverse_frequencies(head_dim: int, config: RopeConfig) -> Tensor:
-    """Angular frequencies [d/2] of RoPE (arXiv 2104.09864), with linear or Llama-3.1 scaling."""
-    frequencies = config.theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    if config.kind == "linear":
-        frequencies = frequencies / config.factor
-    elif config.kind == "llama3":
-        wavelengths = 2 * torch.pi / frequencies
-        turns = config.original_max_position_embeddings / wavelengths
-        blend = ((turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)).clamp(0, 1)
-        frequencies = frequencies * (blend + (1 - blend) / config.factor)
-    return frequencies.float()
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from models.attention import AttentionPlan, additive
-from models.config import DecoderConfig, RopeConfig
+from models.config import DecoderConfig
 from models.kv_cache import KVCache
 from models.llama import Llama
+from models.rope import RopeConfig
 from models.tiled_decoder import suits, tiled_decoder
 from models.tiled_linear import tiled, tiled_linear
 from models.tiles import TYPES, has_tiles
@@ -36,7 +37,7 @@ CONFIG = DecoderConfig(
     intermediate_size=128,
     max_position_embeddings=256,
     rms_norm_eps=1e-6,
-    rope=RopeConfig(theta=10000.0),
+    rope=RopeConfig(kind="yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.14),
     tie_word_embeddings=True,
 )
 

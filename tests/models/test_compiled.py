@@ -9,9 +9,9 @@ from torch import nn
 
 from models import compiled, graph_runner
 from models.compiled import Graph, fingerprint, unsupported
-from models.config import RopeConfig
 from models.graph_runner import machine, runner_fingerprint
 from models.layers import RMSNorm, RotaryTable
+from models.rope import RopeConfig
 
 NORM = "from models.compiled import Graph, fingerprint; from models.layers import RMSNorm; import torch; torch.set_num_threads(1); "
 NORM += "print(fingerprint(Graph('norm', RMSNorm(8, 1e-5), (torch.zeros(3, 8),), ({},))))"

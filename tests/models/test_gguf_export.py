@@ -16,11 +16,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from typer.testing import CliRunner
 
 from app.cli import cli
-from models.config import RopeConfig
 from models.errors import CheckpointError
 from models.gguf_export import export_gguf, llama3_divisors
 from models.gguf_tokenizer import CONTROL, NORMAL, USER_DEFINED
 from models.loader import BUNDLED, read_tensors
+from models.rope import RopeConfig
 from tests.models.test_llama_parity import LLAMA3
 from tests.speculative.conftest import N0
 
@@ -129,6 +129,7 @@ def test_llama3_scaling_divides_frequencies_as_transformers_does() -> None:
         ({"architectures": ["GemmaForCausalLM"]}, "architecture 'GemmaForCausalLM' is not supported"),
         ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": True}, "qwen2 has not what this Qwen2ForCausalLM has: a bias"),
         ({"architectures": ["Qwen3ForCausalLM"], "rope_parameters": LLAMA3}, "rope type 'llama3'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
         ({"intermediate_size": 700}, "has shape (768, 288), the config asks for (700, 288)"),
         ({"num_hidden_layers": 13}, "the checkpoint has no tensor 'model.layers.12.input_layernorm.weight'"),
         ({"vocab_size": 100}, "the model has 100 tokens"),

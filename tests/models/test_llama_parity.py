@@ -47,12 +47,17 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+# There YaRN keeps the first of four frequencies, blends two and divides the last; blends end at whole pairs, or where they would.
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8.0}
+YARN_IN_FULL = {**YARN, "beta_slow": 0.5, "truncate": False, "mscale": 0.8, "mscale_all_dim": 0.3}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=DEFAULT)),
     "llama-rope-llama3": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
     "llama-rope-linear": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LINEAR)),
+    "llama-rope-yarn": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=YARN)),
+    "qwen3-rope-yarn": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8, rope_parameters=YARN_IN_FULL)),
     "llama-biases": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=DEFAULT, attention_bias=True, mlp_bias=True)),
     "llama-one-kv-head": (LlamaForCausalLM, LlamaConfig(**{**SIZES, "num_key_value_heads": 1}, rope_parameters=DEFAULT)),
     "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from models.config import DecoderConfig, RopeConfig
+from models.config import DecoderConfig
 from models.errors import CheckpointError
 from models.loader import load_target, load_tokenizer
+from models.rope import RopeConfig
 
 ROOT = Path(__file__).parents[2]
 TARGET = ROOT / "tests" / "fixtures" / "llama-n0" / "target"
@@ -91,7 +93,7 @@ def test_a_sliding_window_that_changes_nothing_is_accepted(config: dict[str, Any
     assert DecoderConfig.from_hf(config).num_layers == 4
 
 
-@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_other_rope_scalings_are_refused_by_name(kind: str) -> None:
     with pytest.raises(CheckpointError, match=kind):
         DecoderConfig.from_hf(changed(rope_scaling={"rope_type": kind, "factor": 4.0}))
@@ -108,6 +110,23 @@ def test_rope_scaling_is_read_alike_from_transformers_4_and_5() -> None:
     old = RopeConfig.from_hf({"rope_theta": 500000.0, "rope_scaling": scaling})
     new = RopeConfig.from_hf({"rope_parameters": {**scaling, "rope_theta": 500000.0}})
     assert old == new == RopeConfig(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+
+
+def test_yarn_reaches_as_far_as_it_says_and_fills_in_what_it_does_not_say() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = DecoderConfig.from_hf(changed(rope_scaling=scaling, max_position_embeddings=32768))
+    assert config.max_position_embeddings == 131072
+    assert config.rope == RopeConfig(
+        config.rope.theta, "yarn", 4.0, original_max_position_embeddings=32768, attention_factor=0.1 * math.log(4) + 1
+    )
+    assert DecoderConfig.from_hf(config.to_hf()) == config
+    longer = changed(rope_scaling=scaling | {"factor": None}, max_position_embeddings=65536)
+    assert DecoderConfig.from_hf(longer).rope.factor == 2
+
+
+def test_a_head_that_turns_in_part_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor=0\.5"):
+        DecoderConfig.from_hf(changed(partial_rotary_factor=0.5))
 
 
 def test_an_older_name_of_the_scaling_type_is_read() -> None:

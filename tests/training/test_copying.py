@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.config import COPYING_THETA, MoAConfig, RopeConfig
+from models.config import COPYING_THETA, MoAConfig
 from models.llama import Llama
 from models.moa import MoA
+from models.rope import RopeConfig
 from training.copying import begin_with_copying
 from training.forward import DraftForward
 from training.masks import cross_attention_mask, self_attention_mask

@@ -1,6 +1,7 @@
 """The sizes of a target so small that drafters for it are made in no time."""
 
-from models.config import DecoderConfig, RopeConfig
+from models.config import DecoderConfig
+from models.rope import RopeConfig
 
 TARGET = DecoderConfig(
     architecture="llama",

@@ -1,0 +1,120 @@
+"""Rotary embeddings (RoPE, arXiv 2104.09864): how fast each pair of dimensions turns, and how checkpoints stretch that.
+
+Settings and formulas are those of transformers' ``modeling_rope_utils``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.errors import CheckpointError
+
+_SETTINGS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "original_max_position_embeddings"),
+}
+"""What each kind has besides its base, as checkpoints name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base ``theta`` and an optional scaling of its frequencies.
+
+    ``kind`` is "default", "linear" (frequencies divided by ``factor``), "llama3" (low frequencies divided by ``factor``, blended
+    between the two wavelengths ``original_max_position_embeddings / high_freq_factor`` and ``… / low_freq_factor``) or "yarn"
+    (arXiv 2309.00071: frequencies divided by ``factor`` that turn less than ``beta_slow`` times within the original positions,
+    kept where they turn more than ``beta_fast`` times, blended between; ``attention_factor`` times cosines and sines).
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+    @property
+    def reach(self) -> int:
+        """Positions that a stretching of the context promises; 0 where checkpoints say it elsewhere."""
+        return int(self.factor * self.original_max_position_embeddings) if self.kind == "yarn" else 0
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
+        """Read ``rope_theta`` and ``rope_scaling`` (transformers 4) or ``rope_parameters`` (transformers 5)."""
+        given: dict[str, Any] = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        kind = given.get("rope_type", given.get("type", "default"))
+        if kind not in _SETTINGS:
+            *others, last = _SETTINGS
+            raise CheckpointError(f"rope type {kind!r} is not supported ({', '.join(others)} and {last} are)")
+        if (share := given.get("partial_rotary_factor", config.get("partial_rotary_factor"))) not in (None, 1):
+            raise CheckpointError(f"partial_rotary_factor={share} is not supported: all dimensions of a head must turn")
+        positions = config.get("max_position_embeddings", 2048)
+        told = {name: given[name] for name in _SETTINGS[kind] if given.get(name) is not None}
+        if "original_max_position_embeddings" in _SETTINGS[kind]:
+            told.setdefault("original_max_position_embeddings", positions)
+            if original := config.get("original_max_position_embeddings"):
+                told["original_max_position_embeddings"] = original
+        if kind == "yarn":
+            told.setdefault("factor", positions / told["original_max_position_embeddings"])
+            told.setdefault("attention_factor", _attention_factor(told["factor"], given))
+        elif kind != "default":
+            told["factor"] = given["factor"]
+        theta = given.get("rope_theta", config.get("rope_theta", cls().theta))
+        return cls(float(theta), kind, **{name: type(getattr(cls(), name))(value) for name, value in told.items()})
+
+    def to_hf(self) -> dict[str, Any]:
+        """The keys that ``from_hf`` reads, as transformers 4 has them."""
+        if self.kind == "default":
+            return {"rope_theta": self.theta}
+        scaling = {name: getattr(self, name) for name in _SETTINGS[self.kind]}
+        return {"rope_theta": self.theta, "rope_scaling": {"rope_type": self.kind, **scaling}}
+
+
+def _attention_factor(factor: float, given: Mapping[str, Any]) -> float:
+    """YaRN's, where a checkpoint does not say it."""
+
+    def growth(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    if (scale := given.get("mscale")) and (of_all := given.get("mscale_all_dim")):
+        return growth(scale) / growth(of_all)
+    return growth(1)
+
+
+def frequencies(head_dim: int, config: RopeConfig) -> Tensor:
+    """Angular frequencies [d/2], float64."""
+    plain = config.theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    if config.kind == "default":
+        return plain
+    return plain * (1 - _stretched(plain, head_dim, config) * (1 - 1 / config.factor))
+
+
+def _stretched(plain: Tensor, head_dim: int, config: RopeConfig) -> Tensor:
+    """How much of each frequency [d/2] is divided by the factor, from 0 to 1."""
+    if config.kind == "linear":
+        return torch.ones_like(plain)
+    if config.kind == "llama3":
+        turns = config.original_max_position_embeddings * plain / (2 * torch.pi)
+        return ((config.high_freq_factor - turns) / (config.high_freq_factor - config.low_freq_factor)).clamp(0, 1)
+
+    def pair(turns: float) -> float:
+        """Which pair of dimensions turns so often within the original positions."""
+        return head_dim * math.log(config.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    first, last = pair(config.beta_fast), pair(config.beta_slow)
+    if config.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    return ((torch.arange(head_dim // 2, dtype=torch.float64) - first) / max(last - first, 0.001)).clamp(0, 1)
