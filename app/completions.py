@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from app.errors import InvalidParameterError
 from app.generation import Choice
 from app.origins import Origins
 from app.responses import Completion, CompletionChoice, CompletionLogprobs, EdgeNote, FinishReason
-from app.tokens import TokenTexts, check_length, encoded
+from app.tokens import TokenOffsets, TokenTexts, check_length, encoded
 from app.usage import ResponseMetrics, Usage
 from speculative.request import RequestOutput, TokenLogprob, Written
 
@@ -78,7 +76,7 @@ class CompletionWriter:
         self._created = created
         self._model = model
         self._tokens, self._echoed, self._origins = tokens, echoed, origins
-        self._ends: dict[int, list[int]] = defaultdict(list)
+        self._offsets: dict[int, TokenOffsets] = {}
 
     def whole(self, choices: Sequence[Choice], usage: Usage, metrics: ResponseMetrics) -> Completion:
         """The answer to a request that does not stream."""
@@ -124,10 +122,10 @@ class CompletionWriter:
     def _note(self, index: int, written: Written) -> EdgeNote:
         """What of a choice stands, an echoed prompt included, and what its next tokens' texts begin behind."""
         character, token = written.first_character, written.first_token
+        if not written.offline and index in self._offsets:
+            self._offsets[index].cut(token)
         if self._echoed is not None:
             character, token = character + len(self._echoed[index].text), token + len(self._echoed[index].token_ids)
-        if not written.offline:
-            del self._ends[index][token:]
         return EdgeNote.of(written, character, token)
 
     def _whole(self, index: int, choice: Choice) -> CompletionChoice:
@@ -144,24 +142,40 @@ class CompletionWriter:
         """Of an echoed prompt: nothing is known of its first token."""
         if self._tokens is None or self._echoed is None:
             return None
-        first = self._lists(index, [self._echoed[index].token_ids[0]], [None], [None])
-        return _joined(first, self._logprobs(index, logprobs))
+        echo = self._echoed[index]
+        offsets = self._offsets_of(index).of_prompt(echo.token_ids, echo.text)
+        first = self._lists([echo.token_ids[0]], [None], [None], offsets[:1])
+        return _joined(first, self._told(logprobs, offsets[1:]))
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
         if self._tokens is None:
             return None
-        top = [{self._tokens.text(token): value for token, value in each.top} for each in logprobs]
-        return self._lists(index, [each.token_id for each in logprobs], [each.logprob for each in logprobs], top)
+        return self._told(logprobs, self._offsets_of(index).more([each.token_id for each in logprobs]))
+
+    def _offsets_of(self, index: int) -> TokenOffsets:
+        assert self._tokens is not None
+        if index not in self._offsets:
+            self._offsets[index] = self._tokens.offsets()
+        return self._offsets[index]
+
+    def _told(self, logprobs: Sequence[TokenLogprob], offsets: list[int]) -> CompletionLogprobs:
+        """The token itself is among the likeliest, even where it is none of them."""
+        assert self._tokens is not None
+        top = []
+        for each in logprobs:
+            likeliest = {self._tokens.text(token): value for token, value in each.top}
+            top.append({**likeliest, self._tokens.text(each.token_id): each.logprob})
+        return self._lists([each.token_id for each in logprobs], [each.logprob for each in logprobs], top, offsets)
 
     def _lists(
-        self, index: int, token_ids: list[int], logprobs: Sequence[float | None], top: Sequence[dict[str, float] | None]
+        self,
+        token_ids: list[int],
+        logprobs: Sequence[float | None],
+        top: Sequence[dict[str, float] | None],
+        offsets: list[int],
     ) -> CompletionLogprobs:
         assert self._tokens is not None
         texts = [self._tokens.text(token) for token in token_ids]
-        ends = self._ends[index]
-        first, *following = accumulate(map(len, texts), initial=ends[-1] if ends else 0)
-        ends += following
-        offsets = [first, *following][: len(texts)]
         return CompletionLogprobs(tokens=texts, token_logprobs=list(logprobs), top_logprobs=list(top), text_offset=offsets)
 
     def _completion(self, *choices: CompletionChoice, metrics: ResponseMetrics | None = None) -> Completion:

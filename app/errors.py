@@ -24,6 +24,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from app.responses import ErrorBody, ErrorInfo
@@ -39,6 +40,7 @@ from speculative.errors import (
 logger = logging.getLogger("moaserve.app")
 
 RETRY_AFTER_S = 5
+METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
 
 class ApiError(Exception):
@@ -211,11 +213,17 @@ def _from_routing(error: HTTPException, request: Request) -> ApiError:
     if error.status_code == HTTPStatus.NOT_FOUND:
         api_error.message = f"There is no such route: {asked}."
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
-        methods = sorted({*allowed.split(", "), *(["HEAD"] if "GET" in allowed else ())})
+        # Starlette names the methods of the first route with this path alone.
+        allowed = [method for method in METHODS if _takes(request, method)]
+        methods = sorted({*allowed, *(["HEAD"] if "GET" in allowed else ())})
         api_error.message = f"This route does not take {asked}; it takes {' and '.join(methods)}."
         api_error.headers = {"Allow": ", ".join(methods)}
     return api_error
+
+
+def _takes(request: Request, method: str) -> bool:
+    scope = {**request.scope, "method": method}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 def _from_http(error: HTTPException) -> ApiError:

@@ -13,6 +13,9 @@ from pydantic_core import PydanticCustomError
 # Values that change nothing about the answer; null is always one of them.
 SAMPLING: Final[dict[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
+    "moderation": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
 }
 CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "store": (False,),
@@ -36,9 +39,6 @@ RESPONSE: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "prompt": (),
     "conversation": (),
     "context_management": ([],),
-    "moderation": (),
-    "prompt_cache_options": ({},),
-    "prompt_cache_retention": ("in_memory",),
 }
 RESPONSE_TOOL: Final[Mapping[str, tuple[Any, ...]]] = {
     "async": (False,),

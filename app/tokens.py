@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
 from app.errors import InvalidParameterError
+from speculative.detokenizer import Detokenizer
 from speculative.errors import ContextLengthError
 
 
@@ -85,3 +87,49 @@ class TokenTexts:
     def text(self, token_id: int) -> str:
         """The same as text, with U+FFFD for what is not a whole character."""
         return self.bytes(token_id).decode(errors="replace")
+
+    def offsets(self) -> TokenOffsets:
+        """Of a text that begins."""
+        return TokenOffsets(self._tokenizer, self._added)
+
+
+class TokenOffsets:
+    """Where the tokens of one text begin, in characters: a character's bytes all where it begins.
+
+    Special tokens have no text, but where a prompt spells them out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, added: Mapping[int, str]) -> None:
+        self._tokenizer, self._added = tokenizer, added
+        self._begin(0)
+
+    def of_prompt(self, token_ids: Sequence[int], text: str) -> list[int]:
+        """Those of a prompt and its text; what comes next is behind it."""
+        offsets = []
+        for token in token_ids:
+            offsets.append(min(self._end, len(text)))
+            name = self._added.get(token, "")
+            told = len(self._detokenizer.add(token))
+            self._end += told or (len(name) if name and text.startswith(name, self._end) else 0)
+        self._begin(len(text))
+        return offsets
+
+    def more(self, token_ids: Sequence[int]) -> list[int]:
+        """Those of generated tokens, the next ones."""
+        offsets = []
+        for token in token_ids:
+            offsets.append(self._end)
+            self._end += len(self._detokenizer.add(token))
+        self._generated += token_ids
+        return offsets
+
+    def cut(self, count: int) -> None:
+        """Take back all but so many generated tokens."""
+        kept = self._generated[:count]
+        self._begin(self._start)
+        self.more(kept)
+
+    def _begin(self, start: int) -> None:
+        self._start = self._end = start
+        self._generated: list[int] = []
+        self._detokenizer = Detokenizer(self._tokenizer)

@@ -33,7 +33,10 @@ logger = logging.getLogger("moaserve.app")
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """A response in the making: where its outputs come from, who words them, and who may have it again."""
+    """A response in the making: where its outputs come from, who words them, and who may have it again.
+
+    ``continues``: see `StoredResponse`.
+    """
 
     serving: Serving
     owner: str
@@ -41,6 +44,7 @@ class Answering:
     places: Places
     outputs: Outputs
     writer: ResponseWriter
+    continues: bool = False
     keeping: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def streamed(self) -> Response:
@@ -127,7 +131,8 @@ class Answering:
         response = self.writer.response
         if response.store:
             async with self.keeping:  # what is kept last is the newest
-                stored = StoredResponse(response.model_dump(mode="json", exclude_unset=True), self.items)
+                document = response.model_dump(mode="json", exclude_unset=True)
+                stored = StoredResponse(document, self.items, self.continues)
                 lease = LEASE_S if response.status in RUNNING else None
                 await self.serving.store.put(self.owner, response.id, stored, lease)
 

@@ -6,7 +6,7 @@ from app.errors import InvalidParameterError, NotFoundError
 from app.responses_api.bodies import RUNNING
 from app.responses_api.items import Item, ItemReference, kept, own_id, response_of
 from app.responses_api.schemas import ResponseRequest
-from app.sessions.store import ResponseStore
+from app.sessions.store import ResponseStore, StoredResponse
 
 
 async def conversation(store: ResponseStore, owner: str, body: ResponseRequest, response_id: str) -> list[Item]:
@@ -36,15 +36,24 @@ async def _previous(store: ResponseStore, owner: str, response_id: str) -> list[
         raise InvalidParameterError(message, param=param, code="previous_response_not_found")
     if stored.document["status"] in RUNNING:
         raise InvalidParameterError(f"Previous response with id '{response_id}' is not complete yet.", param=param)
-    return [*stored.items, *stored.document["output"]]
+    return _whole(stored)
 
 
 async def _referenced(store: ResponseStore, owner: str, item_id: str, place: int) -> Item:
     response_id = response_of(item_id)
     stored = await store.get(owner, response_id) if response_id is not None else None
-    items: list[Item] = [*stored.items, *stored.document["output"]] if stored is not None else []
-    for item in items:
+    for item in _whole(stored) if stored is not None else ():
         if item["id"] == item_id:
             return item
     message = f"Item with id '{item_id}' not found. Items are not kept when store is false."
     raise NotFoundError(message, code="item_not_found", param=f"input[{place}].id")
+
+
+def _whole(stored: StoredResponse) -> list[Item]:
+    """A conversation with the response at its end: of a message and its continuation the message that they are."""
+    items, output = list(stored.items), list(stored.document["output"])
+    if stored.continues and output and output[0]["type"] == "message":
+        begun, (part, *parts) = items.pop(), output[0]["content"]
+        text = "".join(each["text"] for each in begun["content"]) + part["text"]
+        output[0] = output[0] | {"content": [part | {"text": text}, *parts]}
+    return [*items, *output]

@@ -90,7 +90,7 @@ def _known(item: Any) -> Any:
         raise PydanticCustomError(
             "invalid_value", "only items of types {known} are supported", {"known": ", ".join(KINDS), "at": ".type"}
         )
-    return item
+    return {name: value for name, value in item.items() if (name, value) != ("type", None)}
 
 
 InputItem = Annotated[

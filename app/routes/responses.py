@@ -64,15 +64,18 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
     outputs = limited(serving, run(serving, requests, places))
     if body.constraint is not None:
         outputs = verified(outputs)
-    answering = Answering(serving, owner, items, places, outputs, writer)
+    answering = Answering(serving, owner, items, places, outputs, writer, continues=bool(body.continue_final_message))
     if body.background:
         return await answering.later()
     return answering.streamed() if body.stream else await answering.whole(http)
 
 
 @router.get("/{response_id}", response_model=ResponseBody, responses=LOOKED_UP)
-async def retrieve_response(response_id: str, serving: ServingDep, owner: OwnerDep, stream: bool = False) -> Response:
+async def retrieve_response(
+    response_id: str, http: Request, serving: ServingDep, owner: OwnerDep, stream: bool = False
+) -> Response:
     """A response as it stands now."""
+    _refuse(http, "include", "include[]", "starting_after")
     stored = await _stored(serving, owner, response_id)
     if stream:
         raise InvalidParameterError("A stored response is told whole.", param="stream", code="unsupported_parameter")
@@ -103,6 +106,7 @@ async def cancel_response(response_id: str, serving: ServingDep, owner: OwnerDep
 @router.get("/{response_id}/input_items", responses=LOOKED_UP)
 async def list_input_items(
     response_id: str,
+    http: Request,
     serving: ServingDep,
     owner: OwnerDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -110,6 +114,7 @@ async def list_input_items(
     after: str | None = None,
 ) -> ItemList:
     """What a response answered, those of earlier turns included."""
+    _refuse(http, "include", "include[]")
     items = (await _stored(serving, owner, response_id)).items
     if order == "desc":
         items = items[::-1]
@@ -164,6 +169,12 @@ def _constraints(tools: Calling | None) -> list[Constraint]:
     """Those of tools, each under the name that its parameter has here."""
     named = tools.constraints() if tools else []
     return [replace(constraint, param=constraint.param.replace(".function.", ".")) for constraint in named]
+
+
+def _refuse(http: Request, *names: str) -> None:
+    """Query parameters that would have to be ignored."""
+    if given := [name for name in names if name in http.query_params]:
+        raise InvalidParameterError("This server does not support it yet.", param=given[0], code="unsupported_parameter")
 
 
 async def _stored(serving: Serving, owner: str, response_id: str) -> StoredResponse:

@@ -36,7 +36,7 @@ class MemoryStore:
         """As in ResponseStore; what alone is larger than the whole store is not kept."""
         with observed(self._observer, "put") as work:
             work.outcome = "ok"
-            data = json.dumps([stored.document, stored.items]).encode()
+            data = json.dumps([stored.document, stored.items, stored.continues]).encode()
             self._forget((owner, response_id))
             if len(data) > self._most_bytes:
                 return

@@ -32,7 +32,7 @@ class RedisResponses:
     async def put(self, owner: str, response_id: str, stored: StoredResponse, lease: float | None = None) -> None:
         """As in ResponseStore; what alone is larger than the whole store is not kept."""
         name = _name(owner, response_id)
-        data = json.dumps([stored.document, stored.items]).encode()
+        data = json.dumps([stored.document, stored.items, stored.continues]).encode()
         with observed(self._observer, "put") as work:
             if self._values.fits(data):
                 await self._values.put([(name, data)], lease=lease)

@@ -8,10 +8,14 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as it was told, and the items that it answered, those of earlier turns included: nothing but JSON."""
+    """A response as it was told, and the items that it answered, those of earlier turns included: nothing but JSON.
+
+    ``continues``: it goes on with the last of these, an assistant's message, in the same breath.
+    """
 
     document: dict[str, Any]
     items: list[dict[str, Any]]
+    continues: bool = False
 
 
 class ResponseStore(Protocol):

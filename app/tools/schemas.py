@@ -75,7 +75,7 @@ def _choice(given: Any) -> Any:
     if isinstance(given, dict):
         if given.get("type", "function") != "function":
             raise PydanticCustomError("invalid_value", "Input should be 'function'", {"at": ".type"})
-        if given.keys() >= {"type"} and "function" not in given:
+        if "type" in given and given.get("function") is None:
             raise PydanticCustomError("missing", "Field required", {"at": ".function"})
     return given
 

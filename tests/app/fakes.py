@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 
 from speculative.config import EngineStatus, ModelInfo
@@ -38,6 +38,7 @@ class FakeTokenizer:
         self.options: list[dict[str, Any]] = []
         self.init_kwargs: dict[str, Any] = {}
         self.backend_tokenizer = Tokenizer(WordLevel({chr(token): token for token in range(256)}))
+        self.backend_tokenizer.decoder = decoders.Fuse()
 
     def apply_chat_template(
         self,

@@ -266,7 +266,8 @@ async def test_routes_that_do_not_exist(client: httpx.AsyncClient, method: str, 
         (method, path, "GET, HEAD")
         for path in ("/", "/v1/models", "/v1/models/tiny", "/health", "/ready", "/metrics", "/version", "/openapi.json")
         for method in ("POST", "PATCH", "DELETE", "OPTIONS", "PROPFIND")
-    ],
+    ]
+    + [("PUT", "/v1/responses/resp_1", "DELETE, GET, HEAD")],
 )
 async def test_methods_that_a_route_does_not_take(client: httpx.AsyncClient, method: str, path: str, allowed: str) -> None:
     response = await client.request(method, path)

@@ -73,7 +73,7 @@ async def test_an_echoed_prompt_comes_first_with_its_log_probabilities(
     assert told == {
         "tokens": list("xyzbc"),
         "token_logprobs": [None, -1.21, -1.22, -0.98, -0.99],
-        "top_logprobs": [None, {}, {}, {}, {}],
+        "top_logprobs": [None, {"y": -1.21}, {"z": -1.22}, {"b": -0.98}, {"c": -0.99}],
         "text_offset": [0, 1, 2, 3, 4],
     }
 
@@ -122,3 +122,27 @@ def test_the_bundled_tokenizers_tokens_are_the_bytes_of_their_text() -> None:
     end = tokenizer.eos_token_id
     assert tokens.text(end) == tokenizer.eos_token
     assert tokens.bytes(len(tokenizer) + 5) == b""
+
+
+def offsets_of(prompt: str, generated: str, begins: str = "") -> tuple[list[str], list[int]]:
+    """Texts and offsets of an echoed prompt, before which the tokenizer puts the token ``begins``, and of what follows it."""
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    first = [tokenizer.convert_tokens_to_ids(begins)] if begins else []
+    ids = [*first, *tokenizer.encode(prompt, add_special_tokens=False)]
+    texts, offsets = TokenTexts(tokenizer), TokenTexts(tokenizer).offsets()
+    more = tokenizer.encode(generated, add_special_tokens=False)
+    begun = [*offsets.of_prompt(ids, prompt), *offsets.more(more)]
+    offsets.cut(1)
+    assert offsets.more(more[1:]) == begun[len(ids) + 1 :]
+    return [texts.text(token) for token in [*ids, *more]], begun
+
+
+@pytest.mark.parametrize("begins", ["", "<|im_start|>"])
+@pytest.mark.parametrize("prompt", ["The café is 日本", "<|im_end|>🎭 yes", ""])
+def test_offsets_are_places_in_the_text(prompt: str, begins: str) -> None:
+    text = prompt + " one 🎭, two é"
+    texts, offsets = offsets_of(prompt, text.removeprefix(prompt), begins)
+    assert offsets[0] == 0 and offsets == sorted(offsets) and len(prompt) in offsets
+    for token, place in zip(texts[bool(begins) :], offsets[bool(begins) :], strict=True):
+        assert "\ufffd" in token or text.startswith(token, place)

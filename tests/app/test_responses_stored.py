@@ -30,9 +30,20 @@ class TestTurns:
     async def test_items_may_be_referred_to(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
         first = await created(client)
         asked = (await client.get(f"{URL}/{first['id']}/input_items")).json()["data"][0]
-        references = [{"type": "item_reference", "id": asked["id"]}, {"id": first["output"][0]["id"]}]
+        references = [{"type": "item_reference", "id": asked["id"]}, {"type": None, "id": first["output"][0]["id"]}]
         await created(client, input=[*references, {"role": "user", "content": "And?"}])
         assert [message["content"] for message in engine.tokenizer.conversations[-1]] == ["Hi", "Hello, world", "And?"]
+
+    async def test_a_message_and_its_continuation_are_one(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, I: "}]
+        first = await created(client, input=begun, continue_final_message=True)
+        second = await created(client, input="And?", previous_response_id=first["id"])
+        said = ["Hi", "Hello, I: Hello, world", "And?"]
+        assert [message["content"] for message in engine.tokenizer.conversations[-1]] == said
+        items = (await client.get(f"{URL}/{second['id']}/input_items?order=asc")).json()["data"]
+        assert [item["content"][0]["text"] for item in items] == said
+        await created(client, input=begun)  # whose answer is a message of its own
+        assert first["output"][0]["content"][0]["text"] == "Hello, world"
 
     async def test_what_is_said_again_gets_an_id_of_its_own(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
         first = await created(client)
@@ -63,6 +74,11 @@ class TestStored:
         for response in (await client.get(url), await client.delete(url), await client.get(f"{url}/input_items")):
             assert_error(response, 404, "response_id", "response_not_found")
         assert_error(await client.post(f"{url}/cancel"), 404, "response_id", "response_not_found")
+
+    async def test_what_would_be_ignored_is_refused(self, client: httpx.AsyncClient) -> None:
+        url = f"{URL}/{(await created(client))['id']}"
+        for path, name in (("", "include"), ("", "starting_after"), ("/input_items", "include[]")):
+            assert_error(await client.get(url + path, params={name: "1"}), 400, name, "unsupported_parameter")
 
     async def test_input_items_come_in_pages(self, client: httpx.AsyncClient) -> None:
         first = await created(client, input=[{"role": "user", "content": letter} for letter in "abc"])

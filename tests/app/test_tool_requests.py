@@ -99,6 +99,7 @@ def test_tools_and_calls_count_among_what_is_far_too_long() -> None:
         ({"tools": [CLOCK], "tool_choice": 5}, "tool_choice", "invalid_type"),
         ({"tools": [CLOCK], "tool_choice": {"type": "auto"}}, "tool_choice.type", "invalid_value"),
         ({"tools": [CLOCK], "tool_choice": {"type": "function"}}, "tool_choice.function", "missing_required_parameter"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": None}}, "tool_choice.function", None),
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name", None),
         ({"tools": [CLOCK], "tool_choice": {"function": {"name": "clock"}}}, "tool_choice.type", "missing_required_parameter"),
         ({"tools": [CLOCK], "tool_choice": named("clocks")}, "tool_choice.function.name", "invalid_value"),
