@@ -63,6 +63,8 @@ class DecoderConfig:
             return cls._from_hf(config)
         except KeyError as error:
             raise CheckpointError(f"config.json has no {error.args[0]!r}") from None
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise CheckpointError(f"config.json has a value that is of no use: {error}") from None
 
     def to_hf(self) -> dict[str, Any]:
         """The same as a ``config.json`` says it; the inverse of ``from_hf``."""
@@ -86,48 +88,70 @@ class DecoderConfig:
     @classmethod
     def _from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
         names = config.get("architectures") or []
-        name = names[0] if names else None
+        name = names if isinstance(names, str) else names[0] if names else None
         if name not in ARCHITECTURES:
             known = ", ".join(sorted(set(ARCHITECTURES) - {"MOASpecLlamaForCausalLM"}))
             raise CheckpointError(f"architecture {name!r} is not supported; supported: {known}")
         family = ARCHITECTURES[name]
-        if _uses_sliding_window(config, family):
+        if quantized := config.get("quantization_config") or config.get("compression_config"):
+            how = quantized.get("quant_method", "unnamed") if isinstance(quantized, Mapping) else quantized
+            raise CheckpointError(f"quantized weights ({how}) are not supported: use the checkpoint that they were made of")
+        rope = RopeConfig.from_hf(config)
+        positions = max(int(config.get("max_position_embeddings", 2048)), rope.reach)
+        if (window := _sliding_window(config, family)) is not None and window < positions:
             raise CheckpointError(
-                f"sliding-window attention (sliding_window={config['sliding_window']}) is not supported: use a checkpoint without "
+                f"sliding-window attention (sliding_window={window}) is not supported: use a checkpoint without "
                 "it, or set sliding_window to null in config.json if your context stays below it"
             )
         activation = config.get("hidden_act", "silu")
-        if activation != "silu":
+        if activation not in ("silu", "swish"):
             raise CheckpointError(f"hidden_act {activation!r} is not supported (silu is)")
-        heads = int(config["num_attention_heads"])
-        bias = bool(config.get("attention_bias", False))
-        rope = RopeConfig.from_hf(config)
-        return cls(
+        heads, size = int(config["num_attention_heads"]), int(config["hidden_size"])
+        bias = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")  # the others' classes do not read it
+        made = cls(
             architecture=name,
             vocab_size=int(config["vocab_size"]),
-            hidden_size=int(config["hidden_size"]),
+            hidden_size=size,
             intermediate_size=int(config["intermediate_size"]),
             num_layers=int(config["num_hidden_layers"]),
             num_heads=heads,
             num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            head_dim=int(config.get("head_dim", 128 if family == "qwen3" else None) or size // heads),
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            max_position_embeddings=max(int(config.get("max_position_embeddings", 2048)), rope.reach),
+            max_position_embeddings=positions,
             rope=rope,
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bias or family == "qwen2",
             output_bias=bias,
-            mlp_bias=bool(config.get("mlp_bias", False)),
+            mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
             qk_norm=family == "qwen3",
         )
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise CheckpointError(f"config.json: {name} is {getattr(self, name)}, and must be at least 1")
+        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+            raise CheckpointError(
+                f"config.json: {self.num_kv_heads} KV heads must divide {self.num_heads} heads, each of an even size (they have "
+                f"{self.head_dim})"
+            )
 
 
-def _uses_sliding_window(config: Mapping[str, Any], family: str) -> bool:
-    if not config.get("sliding_window"):
-        return False
-    if family.startswith("qwen"):
-        return bool(config.get("use_sliding_window", False))
-    return int(config["sliding_window"]) < int(config.get("max_position_embeddings", 2048))
+def _sliding_window(config: Mapping[str, Any], family: str) -> int | None:
+    """How many positions some layer sees, by the rules of transformers' classes; None: all."""
+    if family == "llama" or not (window := config.get("sliding_window", 4096)):
+        return None
+    if family == "mistral":
+        return int(window)
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        return int(window) if "sliding_attention" in kinds else None
+    if not config.get("use_sliding_window", False) or config.get("max_window_layers", 28) >= config["num_hidden_layers"]:
+        return None
+    return int(window)
 
 
 @dataclass(frozen=True, slots=True)

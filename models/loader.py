@@ -26,6 +26,12 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 BUNDLED = {"target": PRETRAINED / "concierge", "drafter": PRETRAINED / "concierge-moa"}
 """Folders of the bundled pair."""
 
+STORED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Types that weights are read from."""
+
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+"""Files that a tokenizer's tokens are in."""
+
 MOA_EXTRAS = {"block": "draft_block", "entry": "entry", "output_norm": "output_norm"}
 MOA_LAYERS = {"lsa": "layer_self_attention", "sa": "self_attention", "ca": "cross_attention"}
 """Our names of a drafter's layers, and the authors'."""
@@ -41,7 +47,9 @@ def resolve(path_or_id: str | Path) -> Path:
     if str(path_or_id).startswith((".", "/", "~")) or str(path_or_id).count("/") != 1:
         raise CheckpointError(f"no folder {str(path_or_id)!r} (a hub id looks like 'owner/name')")
     try:
-        return Path(snapshot_download(str(path_or_id), allow_patterns=["*.safetensors", "*.json", "*.jinja", "tokenizer*"]))
+        return Path(
+            snapshot_download(str(path_or_id), allow_patterns=["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt"])
+        )
     except Exception as error:
         raise CheckpointError(f"cannot download {str(path_or_id)!r} from the hub: {error}") from error
 
@@ -66,11 +74,19 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def eos_token_ids(folder: Path) -> frozenset[int]:
-    """The tokens that end a text, by generation_config.json or else config.json; empty when neither says."""
+    """The tokens that end a text, by generation_config.json or else config.json; empty when neither says.
+
+    Ids that the model has not are left out: no text could end with them.
+    """
     for name in ("generation_config.json", "config.json"):
-        ids = read_json(folder, name).get("eos_token_id")
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
+        told = read_json(folder, name).get("eos_token_id")
+        if told is None:
+            continue
+        ids = told if isinstance(told, list) else [told]
+        if not all(isinstance(each, int) for each in ids):
+            raise CheckpointError(f"{folder / name}: eos_token_id must be a token's id or a list of such, it is {told!r}")
+        size = read_json(folder, "config.json").get("vocab_size")
+        return frozenset(each for each in ids if each >= 0 and (not isinstance(size, int) or each < size))
     return frozenset()
 
 
@@ -105,8 +121,10 @@ def read_tensors(folder: Path, wanted: Callable[[str], bool] | None = None) -> d
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The folder's tokenizer with its chat template, or None where it has none."""
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+    """The folder's tokenizer with its chat template, None where it has none; raises CheckpointError where it cannot be read."""
+    if not any((folder / name).exists() for name in VOCABULARIES):
+        if (folder / "tokenizer_config.json").exists():
+            raise CheckpointError(f"{folder} has a tokenizer_config.json, and no tokenizer.json: fetch it again")
         return None
     # Where a class is declared, all that is left to find out is the model's type. Its own class of configurations would load
     # PyTorch's compiler, which takes seconds.
@@ -115,7 +133,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
         raw = read_json(folder, "config.json")
         asked = {name: each for name, each in raw.items() if name in ("model_type", "model_name", "tokenizer_class")}
         config = PreTrainedConfig.from_dict({**asked, "_name_or_path": str(folder)})
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
+    except Exception as error:  # whatever its class and the libraries under it raise
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        advice = "" if (folder / "tokenizer.json").exists() else " (save it with a tokenizer.json, which needs no other package)"
+        raise CheckpointError(f"the tokenizer in {folder} cannot be read{advice}: {first}") from error
     return tokenizer
 
 
@@ -240,17 +263,35 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
                 raise CheckpointError(
                     f"{folder}: {name} has shape {tuple(state[name].shape)}, the config asks for {tuple(parameter.shape)}"
                 )
+            if state[name].dtype not in STORED:
+                raise CheckpointError(
+                    f"{folder}: {name} is stored as {state[name].dtype}: quantized weights are not supported, use the "
+                    "checkpoint that they were made of"
+                )
             parameter.copy_(state[name])
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def ends(config: DecoderConfig) -> dict[str, str]:
     """Our names of a target's weights outside of its layers, and the checkpoint's."""
-    embedding = "model.embed_tokens.weight"
-    head = embedding if config.tie_word_embeddings else "lm_head.weight"
-    return {"embedding.weight": embedding, "norm.weight": "model.norm.weight", "lm_head.weight": head}
+    head = EMBEDDING if config.tie_word_embeddings else HEAD
+    return {"embedding.weight": EMBEDDING, "norm.weight": "model.norm.weight", "lm_head.weight": head}
+
+
+def check_head(tensors: Mapping[str, Tensor], config: DecoderConfig) -> None:
+    """Raise CheckpointError where the embedding is said to be the LM head, and the weights have another."""
+    if not config.tie_word_embeddings or HEAD not in tensors or EMBEDDING not in tensors:
+        return
+    if not torch.equal(tensors[EMBEDDING], tensors[HEAD]):
+        raise CheckpointError(
+            f"config.json says tie_word_embeddings, and {HEAD} is not {EMBEDDING}: set it to false if the head is one of its own"
+        )
 
 
 def _decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig, first_layer: int) -> dict[str, Tensor]:
+    check_head(tensors, config)
     state = {name: take(tensors, theirs) for name, theirs in ends(config).items()}
     with torch.device("meta"):
         shape = Llama(config).borrowed(0)[0]

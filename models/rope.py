@@ -53,7 +53,10 @@ class RopeConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
         """Read ``rope_theta`` and ``rope_scaling`` (transformers 4) or ``rope_parameters`` (transformers 5)."""
-        given: dict[str, Any] = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        scaling, parameters = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
+        # Whoever adds a scaling to a checkpoint of transformers 5 finds rope_parameters there, which say that there is none.
+        given: dict[str, Any] = {"rope_theta": parameters["rope_theta"]} if "rope_theta" in parameters else {}
+        given |= scaling or parameters
         kind = given.get("rope_type", given.get("type", "default"))
         if kind not in _SETTINGS:
             *others, last = _SETTINGS
@@ -66,7 +69,8 @@ class RopeConfig:
             told.setdefault("original_max_position_embeddings", positions)
             if original := config.get("original_max_position_embeddings"):
                 told["original_max_position_embeddings"] = original
-        if kind == "yarn":
+        if kind == "yarn":  # null and 0 are read as transformers reads them
+            told = {name: value for name, value in told.items() if value} | {"truncate": bool(given.get("truncate", True))}
             told.setdefault("factor", positions / told["original_max_position_embeddings"])
             told.setdefault("attention_factor", _attention_factor(told["factor"], given))
         elif kind != "default":

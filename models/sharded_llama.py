@@ -21,7 +21,7 @@ from models.digest import WeightSample, sample_places
 from models.kv_cache import BlockPool, KVCache, KVWindow, heads_of
 from models.layers import DecoderLayer, Linear
 from models.llama import Llama
-from models.loader import empty, ends, fill, optimize_for_inference, target_config
+from models.loader import check_head, empty, ends, fill, optimize_for_inference, target_config
 from models.orders import Orders, gathered
 from models.published_layer import layer_state, take
 from models.sharded_cache import LeadingCache
@@ -209,6 +209,7 @@ def load_leading(folder: Path, size: int, *, dtype: torch.dtype, device: torch.d
         model.tie_embeddings()  # each has memory of its own
     tensors = ShardedTensors(folder, Part(0, size))
     try:
+        check_head(tensors, config)
         for ours, theirs in ends(config).items():
             module, _, name = ours.rpartition(".")
             fill(model.get_submodule(module), {name: take(tensors, theirs)}, folder)

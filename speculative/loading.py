@@ -46,12 +46,13 @@ from speculative.drafters.prediction import PredictionDrafter
 from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
-from speculative.errors import EngineLoadError, EngineLostError
+from speculative.errors import EngineLoadError, EngineLostError, InvalidRequestError
 from speculative.memory_measuring import keep_few_kernels, memory_needs, resident_bytes
 from speculative.placement import engine_compiles, engine_dtype, torch_device
 from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
 from speculative.ranks import Ranks
 from speculative.replaying import replay_engine, replays
+from speculative.request import SamplingParams
 
 logger = logging.getLogger("moaserve.engine")
 
@@ -294,8 +295,14 @@ SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def default_sampling(generation: dict[str, Any]) -> dict[str, Any]:
-    """What a generation_config.json says of sampling, under our names."""
+    """What a generation_config.json says of sampling, under our names; raises EngineLoadError for what no sampling can be."""
     defaults = {key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None}
     if generation.get("do_sample") is False:
         defaults["temperature"] = 0.0
+    if defaults.get("top_k") == -1:
+        defaults["top_k"] = 0  # both say that all tokens may be drawn
+    try:
+        SamplingParams(**defaults)
+    except (InvalidRequestError, TypeError) as error:
+        raise EngineLoadError(f"generation_config.json: {error}; correct it or take it away") from error
     return defaults

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from models.config import DecoderConfig
 from models.errors import CheckpointError
-from models.loader import load_target, load_tokenizer
+from models.loader import eos_token_ids, load_target, load_tokenizer
 from models.rope import RopeConfig
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def test_a_sliding_window_in_use_is_refused(checkpoint: Callable[..., Path]) -> 
 @pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 def test_a_sliding_window_that_qwen_uses_is_refused(name: str) -> None:
     with pytest.raises(CheckpointError, match="sliding"):
-        DecoderConfig.from_hf(changed(architectures=[name], sliding_window=64, use_sliding_window=True))
+        DecoderConfig.from_hf(changed(architectures=[name], sliding_window=64, use_sliding_window=True, max_window_layers=2))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,10 @@ def test_a_sliding_window_that_qwen_uses_is_refused(name: str) -> None:
         changed(architectures=["MistralForCausalLM"], sliding_window=None),
         changed(architectures=["MistralForCausalLM"], sliding_window=512),
         changed(architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=False),
+        changed(architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=True, max_window_layers=4),
+        changed(sliding_window=64),
     ],
-    ids=["null", "as long as the context", "switched off"],
+    ids=["null", "as long as the context", "switched off", "in no layer", "of a class that has none"],
 )
 def test_a_sliding_window_that_changes_nothing_is_accepted(config: dict[str, Any]) -> None:
     assert DecoderConfig.from_hf(config).num_layers == 4
@@ -131,6 +133,83 @@ def test_a_head_that_turns_in_part_is_refused() -> None:
 
 def test_an_older_name_of_the_scaling_type_is_read() -> None:
     assert RopeConfig.from_hf({"rope_scaling": {"type": "linear", "factor": 2.0}}).kind == "linear"
+
+
+def test_a_scaling_that_was_added_to_a_newer_checkpoint_counts() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": None, "beta_fast": 0}
+    given = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": yarn}
+    rope = RopeConfig.from_hf(given)
+    assert (rope.kind, rope.theta, rope.truncate, rope.beta_fast) == ("yarn", 1e6, False, 32.0)  # as transformers reads null and 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rope_parameters": ..., "rope_theta": None}, "of no use"),
+        ({"rope_parameters": ..., "rope_scaling": "linear"}, "of no use"),
+        ({"vocab_size": "many"}, "of no use"),
+        ({"num_attention_heads": 0}, "num_heads is 0"),
+        ({"num_hidden_layers": 0}, "num_layers is 0"),
+        ({"num_key_value_heads": 3, "num_attention_heads": 8}, "must divide"),
+        ({"head_dim": 15}, "even size"),
+        ({"architectures": "GPT2LMHeadModel"}, "architecture 'GPT2LMHeadModel'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantized weights \(fp8\)"),
+    ],
+)
+def test_configs_of_no_use_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        DecoderConfig.from_hf(changed(**changes))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_weights_are_not_cast(checkpoint: Callable[..., Path], dtype: torch.dtype) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    refuse(checkpoint(**{name: load_file(TARGET / "model.safetensors")[name].to(dtype)}), "quantized weights")
+
+
+def test_a_head_of_its_own_is_not_taken_for_the_embedding(checkpoint: Callable[..., Path]) -> None:
+    embedding = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"]
+    tied = changed(tie_word_embeddings=True)
+    refuse(checkpoint(tied, **{"lm_head.weight": embedding + 1}), "tie_word_embeddings")
+    assert load_target(checkpoint(tied, **{"lm_head.weight": embedding.clone()}), dtype=torch.float32)
+
+
+def test_yarn_reaches_past_a_window() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    config = changed(architectures=["MistralForCausalLM"], sliding_window=64, max_position_embeddings=64)
+    assert DecoderConfig.from_hf(config)
+    with pytest.raises(CheckpointError, match="sliding_window=64"):
+        DecoderConfig.from_hf(config | {"rope_scaling": yarn})
+
+
+@pytest.mark.parametrize("told", ["1", [[1, 3]], 1.5])
+def test_ends_that_are_no_tokens_are_refused(checkpoint: Callable[..., Path], told: Any) -> None:
+    with pytest.raises(CheckpointError, match="eos_token_id"):
+        eos_token_ids(checkpoint(changed(eos_token_id=told)))
+
+
+def test_ends_that_the_model_has_not_are_left_out(checkpoint: Callable[..., Path]) -> None:
+    assert eos_token_ids(checkpoint(changed(eos_token_id=[-1, 5, 100_000]))) == {5}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"tokenizer_config.json": "{}"}, "no tokenizer.json"),
+        ({"tokenizer.json": "{}"}, "cannot be read"),
+        (
+            {"tokenizer.json": "no json", "tokenizer_config.json": '{"tokenizer_class": "PreTrainedTokenizerFast"}'},
+            "cannot be read",
+        ),
+        ({"tokenizer.model": "nothing", "tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'}, "with a tokenizer.json"),
+    ],
+)
+def test_tokenizers_that_cannot_be_read_are_refused(checkpoint: Callable[..., Path], files: dict[str, str], said: str) -> None:
+    folder = checkpoint()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    with pytest.raises(CheckpointError, match=said):
+        load_tokenizer(folder)
 
 
 def test_other_activations_are_refused(checkpoint: Callable[..., Path]) -> None:

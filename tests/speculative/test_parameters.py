@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from speculative.errors import InvalidRequestError
+from speculative.errors import EngineLoadError, InvalidRequestError
+from speculative.loading import default_sampling
 from speculative.logprobs import LOGPROB_ROWS, text_logprobs, token_logprobs
 from speculative.request import RequestOutput, SamplingParams, TokenLogprob
 from tests.speculative.conftest import DRAFTERS, N0, N1, MakeEngine, request, run, tokens
@@ -47,7 +48,7 @@ def generated(make_engine: MakeEngine, drafter: str = "moa", **params: object) -
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_output_is_the_same_with_speculation_on_and_off(make_engine, name: str, sampling: dict[str, object]) -> None:
-    given = {"max_tokens": 40, "seed": 3, **sampling, **PARAMETERS[name]}
+    given = {"max_tokens": 25, "seed": 3, **sampling, **PARAMETERS[name]}
     requests = [request(str(n), [*PROMPT, n], **given) for n in range(4)]
     # One at a time and plain; then with others beside, drafted in every way: each meets each parameter with one of the samplings.
     expected = tokens(run(make_engine(N0, "none", max_num_seqs=1), requests))
@@ -187,3 +188,10 @@ def logits_of(model: PreTrainedModel, text: list[int]) -> Tensor:
 
 def all_logprobs(outputs: list[RequestOutput]) -> list[TokenLogprob]:
     return [each for output in outputs for each in output.logprobs or ()]
+
+
+def test_what_a_model_says_of_sampling_is_checked_once() -> None:
+    assert default_sampling({"top_k": -1, "temperature": 0.6, "num_beams": 3}) == {"top_k": 0, "temperature": 0.6}
+    for wrong in ({"top_p": 0.0}, {"temperature": "warm"}, {"top_k": -2}):
+        with pytest.raises(EngineLoadError, match=r"generation_config\.json"):
+            default_sampling(wrong)
