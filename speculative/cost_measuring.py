@@ -42,8 +42,13 @@ _LEVELS = 3
 _REPEATS = 5
 _FEW = 2
 _READINGS = 3
+_STEPS_UNTIL_DRAFTED = 50
 _NUMBERS = count()
 _RANDOM = torch.Generator().manual_seed(0)
+
+
+class _TextsTooShortError(Exception):
+    """No step of the kind that was wanted: texts end with the context before it comes."""
 
 
 def measure_costs(engine: Engine) -> MeasuredCosts:
@@ -72,7 +77,10 @@ def _measured(engine: Engine, script: _Script, stand_in: _StandIn) -> MeasuredCo
         if size_begun - begun + 2 * latest > ENOUGH_SECONDS:
             break
         kinds = [*map(_verifying, (0, *doubling(shape.nodes))), _Kind(None, 1), _Kind(None, levels)]
-        *steps, first, more = _shortest(engine, script, stand_in, size, length, kinds)
+        try:
+            *steps, first, more = _shortest(engine, script, stand_in, size, length, kinds)
+        except _TextsTooShortError:
+            break  # they are expected to cost as the sizes before do
         costs.steps[size] = _rising({kind.nodes or 0: step.rest for kind, step in zip(kinds, steps, strict=False)})
         further = max(0.0, more.draft - first.draft)
         costs.drafts[size] = first.draft, further / (levels - 1) if levels > 1 else first.draft
@@ -94,7 +102,10 @@ def _token_costs(engine: Engine, script: _Script, stand_in: _StandIn) -> dict[in
     for length in (short, long):
         _abort_all(engine)
         counts = (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes))
-        steps = _shortest(engine, script, stand_in, size, length, [*map(_verifying, counts)])
+        try:
+            steps = _shortest(engine, script, stand_in, size, length, [*map(_verifying, counts)])
+        except _TextsTooShortError:
+            return {}
         seconds[length] = {nodes: step.rest for nodes, step in zip(counts, steps, strict=True)}
     # Noise must not make it nothing: what steps take corrects it.
     return {
@@ -177,12 +188,13 @@ def _shortest(engine: Engine, script: _Script, stand_in: _StandIn, size: int, le
 
 def _step(engine: Engine, script: _Script, size: int, length: int) -> StepTimes:
     """One step as the script says; before a drafter drafts anew it may take some others to be told what it has missed."""
-    while True:
+    for _ in range(_STEPS_UNTIL_DRAFTED):
         _fill(engine, size, length)
         script.latest = None
         engine.step()
         if script.latest is not None and script.latest.drafted == (script.levels is not None):
             return script.latest
+    raise _TextsTooShortError
 
 
 def _abort_all(engine: Engine) -> None:
@@ -191,11 +203,20 @@ def _abort_all(engine: Engine) -> None:
 
 
 def _fill(engine: Engine, size: int, length: int) -> None:
-    """Begin texts until so many run."""
-    while len(engine.scheduler.running) < size:
-        for _ in range(size - len(engine.scheduler.active)):
-            _begin(engine, length)
-        engine.step()
+    """Begin texts until so many run; raises _TextsTooShortError where the first end before the last begin."""
+    budget = engine.scheduler.budget
+    most, costs = budget.most, budget.costs
+    budget.most, budget.costs = max(most, length), None  # a prompt in each step
+    try:
+        for _ in range(2 * size + 2):
+            if len(engine.scheduler.running) >= size:
+                return
+            for _ in range(size - len(engine.scheduler.active)):
+                _begin(engine, length)
+            engine.step()
+    finally:
+        budget.most, budget.costs = most, costs
+    raise _TextsTooShortError
 
 
 def _begin(engine: Engine, length: int, max_tokens: int | None = None) -> None:

@@ -111,6 +111,19 @@ def test_short_texts_begin_anew_while_measuring(make_engine: MakeEngine) -> None
 LONG = MeasuredCosts(MEASURED.steps, MEASURED.drafts, length=10, tokens={0: 0.01, 4: 0.02})
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_seqs": 2, "prefill_chunk": 1, "max_model_len": 96},
+        {"max_num_seqs": 8, "prefill_chunk": 4, "max_model_len": 64, "draft_nodes": 1, "draft_depth": 1},
+        {"max_num_seqs": 32, "max_model_len": 22},
+    ],
+)
+def test_texts_that_end_before_others_begin_are_not_waited_for(make_engine: MakeEngine, settings: dict[str, int]) -> None:
+    measured = measure_costs(make_engine(drafter="ngram", **settings))
+    assert next(iter(measured.steps)) == 1 and max(measured.steps) <= settings["max_num_seqs"]
+
+
 def test_what_texts_hold_beyond_what_was_measured_with_costs_more() -> None:
     known = StepCosts(LONG)
     assert known.plain(4, 40) == 2.0
