@@ -33,7 +33,7 @@ class ServingEngine(Watched, Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """The model's Hugging Face tokenizer; raises EngineNotReadyError before."""
+        """The model's Hugging Face tokenizer; raises EngineNotReadyError before, InvalidRequestError where there is none."""
 
     async def start(self) -> None:
         """Begin to load."""

@@ -9,13 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from speculative.config import EngineConfig, EngineStatus, ModelInfo, RemoteInfo
 from speculative.engine import Engine
-from speculative.errors import EngineError, EngineLoadError, EngineLostError, EngineNotReadyError, EngineStepError
+from speculative.errors import (
+    EngineError,
+    EngineLoadError,
+    EngineLostError,
+    EngineNotReadyError,
+    EngineStepError,
+    InvalidRequestError,
+)
 from speculative.garbage import keep_what_is_loaded
 from speculative.kv_bytes import Contents
 from speculative.prefixes import PORTION_BLOCKS
@@ -55,6 +62,8 @@ class AsyncEngine:
         self._busy_since: float | None = None
         self._dead = False
         self._held: list[RequestOutput] = []
+        self._asked: set[asyncio.Future[Any]] = set()
+        self._ended = False
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncEngine:
@@ -131,10 +140,10 @@ class AsyncEngine:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The loaded model's tokenizer; EngineNotReadyError until then."""
+        """The loaded model's tokenizer; EngineNotReadyError until then, InvalidRequestError where it has none."""
         tokenizer = self._loaded_engine().tokenizer
         if tokenizer is None:
-            raise EngineNotReadyError("this model has no tokenizer")
+            raise InvalidRequestError("this model has no tokenizer: put its tokenizer.json beside its weights")
         return tokenizer
 
     def status(self) -> EngineStatus:
@@ -243,9 +252,11 @@ class AsyncEngine:
 
     async def _ask(self, work: Callable[[Engine], T]) -> T:
         """What the engine's thread brings between two steps; what it raises is raised here."""
-        if not self.alive:
+        if self._ended or not self.alive:
             raise EngineNotReadyError("the engine is not running")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._asked.add(answer)
+        answer.add_done_callback(self._asked.discard)
 
         def ask(engine: Engine) -> None:
             try:
@@ -294,6 +305,7 @@ class AsyncEngine:
             self._call(self._end_streams, "error")
         finally:
             self._engine.close()
+            self._call(self._leave_unanswered)
 
     def _lose(self) -> None:
         """In any thread: let the engine's thread end, and tell who waits for that, even if it is held up."""
@@ -321,7 +333,11 @@ class AsyncEngine:
             self._call(self._publish, [RequestOutput(request.request_id, (), "", "error", RequestStats())])
 
     def _abort(self, engine: Engine, request_id: str) -> None:
-        output = engine.abort(request_id)
+        try:
+            output = engine.abort(request_id)
+        except Exception:
+            logger.exception("a request could not be aborted")
+            output = RequestOutput(request_id, (), "", "error", RequestStats())
         if output is not None:
             self._call(self._publish, [output])
 
@@ -359,6 +375,12 @@ class AsyncEngine:
     def _end_streams(self, reason: FinishReason) -> None:
         for request_id, stream in self._streams.items():
             stream.put_nowait(RequestOutput(request_id, (), "", reason, RequestStats()))
+
+    def _leave_unanswered(self) -> None:
+        """On the event loop, behind all answers: the thread is at its end."""
+        self._ended = True
+        for answer in list(self._asked):
+            _fail(answer, EngineNotReadyError("the engine has stopped"))
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():

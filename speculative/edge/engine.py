@@ -22,7 +22,7 @@ from speculative.edge.link import Link
 from speculative.edge.place import Tally, Worker, Workplace
 from speculative.edge.policy import EdgePolicy
 from speculative.edge.writing import Writing
-from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError
+from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, InvalidRequestError
 from speculative.garbage import keep_what_is_loaded
 from speculative.remote.frames import Hello
 from speculative.remote.protocol import VERSION
@@ -117,7 +117,7 @@ class EdgeEngine:
         """The bundle's tokenizer; EngineNotReadyError until it is loaded."""
         tokenizer = self._loaded().model.tokenizer
         if tokenizer is None:
-            raise EngineNotReadyError("this bundle has no tokenizer")
+            raise InvalidRequestError("this bundle has no tokenizer: export one of a model that has one")
         return tokenizer
 
     def status(self) -> EngineStatus:
@@ -215,7 +215,11 @@ class EdgeEngine:
             formats = (config.memory_format, *(each for each in MEMORY_FORMATS if each != config.memory_format))
             link = Link(config.server, Hello((VERSION,), model.info.pair, formats, frame_bytes=FRAME_BYTES))
             link.start()
-            await link.tried()
+            try:
+                await link.tried()
+            except asyncio.CancelledError:  # it was told to stop
+                await link.close()
+                raise
             if (problem := link.problem) is not None and (problem.permanent or config.offline == "stop"):
                 await link.close()
                 raise problem

@@ -59,9 +59,11 @@ class Verifier:
                 session.detach()
             self._sessions.clear()
             self._outgoing.finish()
-            await asyncio.wait([writer], timeout=FLUSH_SECONDS)
-            writer.cancel()
-            self._registry.disconnected(self)
+            try:
+                await asyncio.wait([writer], timeout=FLUSH_SECONDS)
+            finally:  # who cancelled this may do so again
+                writer.cancel()
+                self._registry.disconnected(self)
             with suppress(asyncio.CancelledError, Exception):  # what ``send`` raised: the connection is lost
                 await writer
         if not self._serving.cancelled():

@@ -13,7 +13,14 @@ from typing import Final, NoReturn
 from transformers import PreTrainedTokenizerBase
 
 from speculative.config import EngineStatus, ModelInfo, RemoteInfo
-from speculative.errors import EngineError, EngineNotReadyError, EngineStepError, InvalidRequestError, ReplicaLostError
+from speculative.errors import (
+    EngineError,
+    EngineLoadError,
+    EngineNotReadyError,
+    EngineStepError,
+    InvalidRequestError,
+    ReplicaLostError,
+)
 from speculative.garbage import keep_what_is_loaded
 from speculative.prefix_cache import extend_keys
 from speculative.replicas.affinity import Affinity
@@ -125,7 +132,7 @@ class ReplicatedEngine:
         """That model's tokenizer; EngineNotReadyError until a replica serves one."""
         tokenizer = self._model().tokenizer
         if tokenizer is None:
-            raise EngineNotReadyError("this model has no tokenizer")
+            raise InvalidRequestError("this model has no tokenizer: put its tokenizer.json beside its weights")
         return tokenizer
 
     def status(self) -> EngineStatus:
@@ -179,7 +186,7 @@ class ReplicatedEngine:
             except EngineStepError as error:
                 # A step that failed there may succeed elsewhere, once: a request that fails everywhere is not to fail others.
                 failures += 1
-                if failures > 1:
+                if failures > 1 or not self._others(wish, avoid | {stream.replica}):
                     raise
                 lost, cause = stream.replica, error
             if losses > MOST_LOSSES:
@@ -189,6 +196,9 @@ class ReplicatedEngine:
             length = stream.length
             avoid |= {lost} - {""}
             stream.lost()
+
+    def _others(self, wish: Wish, avoid: set[str]) -> bool:
+        return any(name not in avoid and wish.fits(state.info) for name, state in self.replicas.items())
 
     async def _placed(self, stream: Continuation, wish: Wish, avoid: set[str]) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one replica; raises ReplicaLostError where it does not end the text."""
@@ -284,12 +294,13 @@ class ReplicatedEngine:
         try:
             self._models[target] = await asyncio.to_thread(self._load, state)
             keep_what_is_loaded()
-        except EngineError as error:
+        except Exception as error:  # anything else would be tried again at once, for ever
+            failure = error if isinstance(error, EngineError) else EngineLoadError(f"{state.model} cannot be loaded here: {error}")
             if self._models:
-                logger.error("%s", error)  # what is served already goes on
+                logger.error("%s", failure)  # what is served already goes on
                 self._seen.remove(target)
             else:
-                self._load_error = error
+                self._load_error = failure
 
     def _loaded(self, task: asyncio.Task[None]) -> None:
         self._loading = None

@@ -40,7 +40,7 @@ def figures(folder: Path) -> dict[tuple[str, float], dict[str, Any]]:
 def test_every_way_is_measured_and_another_server_put_beside(tmp_path: Path, server: Server) -> None:
     ways = [part for way in ("off", "chain", "tree", "adaptive", "bare") for part in ("--way", way)]
     engine = ["--compile", "off", "--dtype", "float32", "--max-num-seqs", "3", "--num-threads", "1"]
-    done = bench(*SMALL, *ways, *engine, "--load", "0.2,0.5", "--out", str(tmp_path / "ours"))
+    done = bench(*SMALL, *ways, *engine, "--load", "0.6,1.2", "--out", str(tmp_path / "ours"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Capacity: plain decoding sustains" in done.stdout and "3 at a time" in done.stdout
     assert {path.name for path in (tmp_path / "ours").iterdir()} == {
@@ -53,7 +53,7 @@ def test_every_way_is_measured_and_another_server_put_beside(tmp_path: Path, ser
     assert told["provenance"]["commit"] and told["settings"]["asked"]["digest"] and told["failures"] == []
     assert told["slo"]["ttft"] == pytest.approx(5 * told["alone"]["ttft"], rel=1e-4)
     rates = told["settings"]["asked"]["rates"]
-    assert rates == pytest.approx([share * told["capacity"]["requests_per_second"] for share in (0.2, 0.5)], rel=1e-3)
+    assert rates == pytest.approx([share * told["capacity"]["requests_per_second"] for share in (0.6, 1.2)], rel=1e-3)
     found = figures(tmp_path / "ours")
     assert set(found) == {(way, rate) for way in ("off", "chain", "tree", "adaptive", "bare") for rate in rates}
     for (way, _), each in found.items():

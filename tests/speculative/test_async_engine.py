@@ -105,6 +105,51 @@ async def test_stopping_ends_open_streams(make_engine: MakeEngine) -> None:
     assert reasons[-1] in ("abort", "length")
 
 
+async def test_what_is_asked_of_an_engine_that_ends_is_answered(make_engine: MakeEngine, monkeypatch) -> None:
+    engine, stepping, told_to_stop = AsyncEngine(make_engine), asyncio.Event(), threading.Event()
+    await engine.start()
+    await engine.wait_ready()
+    loop, step = asyncio.get_running_loop(), Engine.step
+
+    def slow(self: Engine) -> list:
+        loop.call_soon_threadsafe(stepping.set)
+        told_to_stop.wait(20)
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", slow)
+    reading = asyncio.create_task(collect(engine, "r", max_tokens=5))
+    await asyncio.wait_for(stepping.wait(), 20)
+    stopping = asyncio.create_task(engine.stop())
+    await asyncio.sleep(0)
+    asking = asyncio.create_task(engine.read_blocks([b"key"], 0))
+    await asyncio.sleep(0)
+    told_to_stop.set()
+    with pytest.raises(EngineNotReadyError):
+        await asyncio.wait_for(asking, 20)
+    await asyncio.gather(stopping, reading, return_exceptions=True)
+    with pytest.raises(EngineNotReadyError):
+        await engine.read_blocks([b"key"], 0)
+
+
+async def test_an_abort_that_fails_ends_one_request_alone(engine: AsyncEngine, monkeypatch) -> None:
+    abort = Engine.abort
+
+    def broken(self: Engine, request_id: str) -> None:
+        abort(self, request_id)
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Engine, "abort", broken)
+    stream = engine.generate(request("r", [1], temperature=0.0, max_tokens=50))
+    await anext(stream)
+    await stream.aclose()
+    assert len(await collect(engine, "next", max_tokens=5)) == 5 and engine.alive
+
+
+async def test_a_model_without_a_tokenizer_is_the_callers_to_know(engine: AsyncEngine) -> None:
+    with pytest.raises(InvalidRequestError, match=r"put its tokenizer\.json"):
+        _ = engine.tokenizer
+
+
 async def test_bad_requests_raise_in_the_caller(engine: AsyncEngine) -> None:
     with pytest.raises(ContextLengthError):
         engine.validate(request("r", [1] * 500))

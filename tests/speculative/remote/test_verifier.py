@@ -362,6 +362,19 @@ async def test_replicas_that_give_way_to_another_pair_are_noticed_at_the_next_te
     await connection.close()
 
 
+async def test_a_connection_that_is_cancelled_twice_is_counted_no_more(server: Server) -> None:
+    connection = await server.greeted()
+    connection.reads.clear()
+    connection.tell(f.Ping(1))  # whose answer has nowhere to go
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        connection.ended.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connection.ended
+    assert server.observer.counts["connections"] == 0
+    connection.reads.set()
+
+
 async def test_a_text_that_has_ended_takes_nothing_more_of_what_runs_it(server: Server, make_engine: MakeEngine) -> None:
     """Some answer a cancellation with an output: see `waiting.ended`."""
     swallowed: list[bool] = []

@@ -15,7 +15,7 @@ import pytest
 from models.loader import load_tokenizer
 from speculative.async_engine import AsyncEngine
 from speculative.engine import Engine
-from speculative.errors import EngineNotReadyError, EngineStepError, InvalidRequestError
+from speculative.errors import EngineLoadError, EngineNotReadyError, EngineStepError, InvalidRequestError
 from speculative.replicas.engine import MOST_LOSSES, ReplicatedEngine
 from speculative.replicas.messages import ReplicaState
 from speculative.replicas.models import ServedModel
@@ -85,7 +85,9 @@ def asked(number: int, seeded: bool = True) -> Request:
 async def replicated(
     make: MakeSpeller, spelling: Path, count: int = 3, patience: float = 20.0
 ) -> AsyncIterator[tuple[ReplicatedEngine, LocalFleet]]:
-    fleet = LocalFleet([AsyncEngine(lambda: make("moa", max_num_seqs=4)) for _ in range(count)])
+    # Small trees: what is drafted is other tests' matter.
+    engines = [AsyncEngine(lambda: make("moa", max_num_seqs=4, draft_depth=2, draft_nodes=5)) for _ in range(count)]
+    fleet = LocalFleet(engines)
     engine = ReplicatedEngine(fleet, patience, lambda state: ServedModel.of(state, load_tokenizer(spelling)))
     await engine.start()
     await engine.wait_ready()
@@ -130,7 +132,7 @@ async def test_every_text_is_as_if_nobody_had_died(
 
         def maybe_kill() -> None:
             nonlocal killed
-            if killed < FAULTS and fleet.replicas and chance.random() < 0.03:
+            if killed < FAULTS and fleet.replicas and chance.random() < 0.06:
                 killed += 1
                 revived = fleet.kill(chance.choice(list(fleet.replicas)))
                 reviving.append(asyncio.create_task(fleet.add(revived)))
@@ -228,6 +230,30 @@ async def test_a_failed_step_is_tried_once_elsewhere(
         with pytest.raises(EngineStepError):
             await written(engine, replace(asked(1), request_id="again"))
     assert len({name for _, name in fleet.placed[-2:]}) == 2
+
+
+async def test_a_failed_step_is_told_at_once_where_there_is_no_other(
+    make_speller: MakeSpeller, spelling: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_engine: Engine, *_: object) -> object:
+        raise RuntimeError("a fault")
+
+    async with replicated(make_speller, spelling, 1, patience=1000.0) as (engine, _):
+        monkeypatch.setattr(Engine, "_verify", fail)
+        with pytest.raises(EngineStepError):
+            await asyncio.wait_for(written(engine, asked(1)), 60)
+
+
+async def test_whatever_keeps_a_tokenizer_from_being_loaded_is_reported(make_speller: MakeSpeller) -> None:
+    def load(state: ReplicaState) -> ServedModel:
+        raise ValueError("of no use")
+
+    engine = ReplicatedEngine(LocalFleet([AsyncEngine(lambda: make_speller("moa"))]), load=load)
+    await engine.start()
+    with pytest.raises(EngineLoadError, match="of no use"):
+        await asyncio.wait_for(engine.wait_ready(), 60)
+    assert not engine.alive
+    await engine.stop()
 
 
 async def test_who_goes_away_ends_the_request_at_its_replica(make_speller: MakeSpeller, spelling: Path) -> None:
