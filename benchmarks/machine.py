@@ -59,9 +59,14 @@ def provenance() -> Provenance:
 
 
 def write_json(result: dict[str, Any], path: Path) -> None:
-    """Keep a result, with this run's provenance beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result | {"provenance": provenance().as_dict()}, indent=1) + "\n", encoding="utf-8")
+    """Keep a result, with this run's provenance beside it; where the disk does not take it, it is printed and the program ends."""
+    text = json.dumps(result | {"provenance": provenance().as_dict()}, indent=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        print(text)
+        raise SystemExit(f"moaserve: error: cannot write {path} ({error}): the result stands above instead") from error
 
 
 def decoding_settings(config: EngineConfig) -> dict[str, Any]:

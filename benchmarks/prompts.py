@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,11 @@ def load_prompts(
     A line holds ``{"messages": […], "tools": […]?}`` (cut before one of its assistant turns, drawn too), ``{"turns": […]}`` (the
     first is asked) or ``{"prompt": "…"}`` (continued as it stands). ``with_answers`` counts the tokens of that assistant turn, or
     of the line's ``"reference"``, a text or a text for each turn.
+
+    Raises PromptError for a line that is none of these, or where none is short enough.
     """
+    if max_tokens < 1:
+        raise PromptError("--max-tokens leaves no room for a prompt: a model holds both, so ask for fewer")
     lines = list(read_lines(path))
     rng = random.Random(seed)
     rng.shuffle(lines)
@@ -59,12 +64,14 @@ def load_prompts(
             break
         try:
             asked = _asked(row, tokenizer, rng, with_answers)
-        except (KeyError, TypeError, AttributeError) as error:
+            token_ids = _token_ids(asked.text, tokenizer)
+            answer = len(_token_ids(asked.answer, tokenizer)) if asked.answer else None
+        except UnicodeEncodeError as error:  # JSON can escape half a character, which tokenizers do not take
+            raise PromptError(f"{path}, line {number}: half a surrogate pair: {error}") from error
+        except Exception as error:  # templates are programs: they raise whatever they like
             raise PromptError(f"{path}, line {number}: not a dialogue, a question or a prompt ({error!r})") from error
-        token_ids = tokenizer(asked.text, add_special_tokens=False)["input_ids"] if asked.text else []
         if 0 < len(token_ids) <= max_tokens:
             source = str(row.get("source", row.get("category", "prompt")))
-            answer = len(tokenizer(asked.answer, add_special_tokens=False)["input_ids"]) if asked.answer else None
             prompts.append(Prompt(source, tuple(token_ids), asked.text, asked.messages, answer))
     if not prompts:
         raise PromptError(f"{path} holds no prompt of at most {max_tokens} tokens")
@@ -73,16 +80,29 @@ def load_prompts(
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file, plain or gzipped, with their line numbers; raises PromptError."""
-    opener = gzip.open if path.suffix == ".gz" else open
+    opener, number = gzip.open if path.suffix == ".gz" else open, 0
     try:
         with opener(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, json.loads(line)
-    except ValueError as error:
-        raise PromptError(f"{path} is not JSONL: {error}") from error
-    except OSError as error:
-        raise PromptError(f"cannot read {path}: {error}") from error
+                    yield number, _object(line)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise PromptError(f"cannot read {path}{f' after line {number}' if number else ''}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"{path} is not JSONL, line {number}: {error}") from error
+
+
+def _object(line: str) -> dict[str, Any]:
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError(f"an object is wanted, not {line.strip()[:40]}")
+    return value
+
+
+def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    text.encode()
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+    return ids
 
 
 def _asked(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, rng: random.Random, with_answers: bool) -> _Asked:

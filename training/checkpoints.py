@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
-from training.errors import ConfigError
+from training.errors import ConfigError, TrainingError, first_line
 
 KEEP = 2
+
+PARTS = frozenset(["config", "corpus", "position", "model", "optimizers"])
+"""What there is in every checkpoint of a run."""
 
 
 @dataclass(slots=True)
@@ -26,17 +29,26 @@ class Position:
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any], step: int) -> Path:
-    """Write ``checkpoint-<step>.pt`` beside its place, flush it to the disk, rename it, and drop all but the newest two."""
+    """Write ``checkpoint-<step>.pt`` beside its place, flush it to the disk, rename it, and drop all but the newest two.
+
+    Raises TrainingError where the disk does not take it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for cut_off in folder.glob("checkpoint-*.tmp"):
         cut_off.unlink()
     path = folder / f"checkpoint-{step:08d}.pt"
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # PyTorch says of a full disk only that it is at another position than expected
+        temporary.unlink(missing_ok=True)
+        raise TrainingError(
+            f"cannot write {path}, is the disk full? ({first_line(error)}); earlier checkpoints are whole"
+        ) from error
     for old in sorted(folder.glob("checkpoint-*.pt"))[:-KEEP]:
         old.unlink()
     return path
@@ -52,6 +64,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(f"{path} is no checkpoint of this trainer: {error}") from error
-    assert isinstance(state, dict)
+        raise ConfigError(f"{path} is no checkpoint of this trainer: {first_line(error)}") from error
+    if not isinstance(state, dict) or not state.keys() >= PARTS:
+        raise ConfigError(f"{path} is no checkpoint of this trainer: it holds something else")
     return state

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from training.choices import Method, TokenLossKind
 from training.errors import ConfigError
-from training.run_config import RunConfig, check_not_negative, check_positive
+from training.run_config import RunConfig, check_finite, check_not_negative, check_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,7 @@ class TrainConfig(RunConfig):
             "draws",
             "target_temperature",
             "draft_vocabulary",
+            *("lsa_kv_heads", "lsa_mlp", "sa_kv_heads", "sa_mlp", "ca_kv_heads", "ca_mlp"),
             "draft_block",
             "draft_block_mlp",
             "draft_kv_heads",
@@ -78,6 +79,7 @@ class TrainConfig(RunConfig):
         check_not_negative(
             self, "kl_weight", "feature_weight", "staircase_until", "layers_inferred", "regenerate_temperature", "feature_noise"
         )
+        check_finite(self, "kl_weight", "feature_weight", "target_temperature", "regenerate_temperature", "feature_noise")
         self._check_source()
         self._check_method()
         if self.kl_weight == self.feature_weight == 0:
@@ -171,6 +173,7 @@ class PretrainConfig(RunConfig):
             raise ConfigError("say what to train on: --data")
         check_positive(self, "hidden_size", "layers", "heads", "kv_heads", "mlp")
         check_not_negative(self, "prompt_weight")
+        check_finite(self, "prompt_weight")
         if self.sizes and not self.fresh:
             raise ConfigError("other sizes than the base's make a new network: say --fresh, or leave them out")
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -96,6 +97,8 @@ def load_corpus(name: str, tokenizer: PreTrainedTokenizerBase, cache: Path, *, p
     if not tokenizer.is_fast:
         raise DataError("the target's tokenizer has no fast version, and only fast ones report character offsets")
     path = Path(name)
+    if path.is_dir():
+        raise DataError(f"{name}: is a folder; name a .jsonl or .jsonl.gz file in it")
     if path.exists():
         fingerprint, examples = _file_hash(path), read_jsonl(path)
     elif path.suffix in (".jsonl", ".gz", ".json") or name.startswith((".", "/", "~")):
@@ -118,10 +121,10 @@ def read_jsonl(path: Path) -> Iterator[Example]:
                     source = f"{path}:{number}"
                     try:
                         row = json.loads(line)
-                    except ValueError as error:
+                    except (ValueError, RecursionError) as error:
                         raise DataError(f"{source}: not JSON: {error}") from error
                     yield _example(row, source)
-        except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+        except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
 
 
@@ -168,6 +171,10 @@ def render(example: Example, tokenizer: PreTrainedTokenizerBase) -> tuple[str, l
         raise
     except Exception as error:  # templates are programs: they raise whatever they like
         raise DataError(f"{example.source}: the chat template refuses this conversation: {error}") from error
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can escape half a character, which tokenizers do not take
+        raise DataError(f"{example.source}: a text holds half a surrogate pair: {error}") from error
     return text, spans
 
 
@@ -221,9 +228,12 @@ def _read_hub(name: str) -> tuple[str, Iterator[Example]]:
 
 def _file_hash(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
     return digest.hexdigest()
 
 
@@ -246,12 +256,15 @@ def stored(folder: Path) -> Corpus:
 
 
 def store(rows: Sequence[Row], folder: Path) -> None:
-    """Write the arrays beside their place and move them in whole, so that a cache entry is complete or absent."""
+    """Write the arrays beside their place and move them in whole, so that a cache entry is complete or absent.
+
+    There may be no rows, as in one process's share.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        np.save(temporary / "tokens.npy", np.concatenate([ids for ids, _ in rows]))
-        np.save(temporary / "response.npy", np.concatenate([mask for _, mask in rows]))
+        np.save(temporary / "tokens.npy", np.concatenate([np.empty(0, np.int32), *(ids for ids, _ in rows)]))
+        np.save(temporary / "response.npy", np.concatenate([np.empty(0, np.bool_), *(mask for _, mask in rows)]))
         np.save(temporary / "offsets.npy", np.cumsum([0, *(len(ids) for ids, _ in rows)], dtype=np.int64))
         if not folder.exists():
             os.rename(temporary, folder)

@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
+from training.errors import TrainingError
 from training.run_config import RunConfig
 from training.tasks.base import Task
 
 
 def export(task: Task, config: RunConfig, figures: dict[str, Any]) -> None:
-    """Write the network and ``training.json`` into ``config.out``, replacing an earlier export."""
+    """Write the network and ``training.json`` into ``config.out``, replacing an earlier export.
+
+    Raises TrainingError where the disk does not take them.
+    """
     config.out.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=config.out))
     try:
@@ -36,6 +41,8 @@ def export(task: Task, config: RunConfig, figures: dict[str, Any]) -> None:
                 stale.unlink()
         for name in fresh:
             os.replace(temporary / name, config.out / name)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"cannot write the network to {config.out}, is the disk full? ({error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

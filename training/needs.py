@@ -13,6 +13,7 @@ from models.config import DecoderConfig
 from models.eagle import EagleConfig
 from models.llama import TargetActivations
 from training.choices import Method
+from training.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,15 @@ class Activations(Protocol):
 
 
 def needs_of(method: Method, layers_inferred: int, target: DecoderConfig) -> Needs:
-    """What drafters of a method learn from, ``layers_inferred`` being the number of borrowed layers of a MoA drafter."""
+    """What drafters of a method learn from, ``layers_inferred`` being the number of borrowed layers of a MoA drafter.
+
+    Raises ConfigError unless the target has more layers than that.
+    """
+    if not 0 <= layers_inferred < target.num_layers:
+        raise ConfigError(
+            f"--layers-inferred {layers_inferred}: of this target's {target.num_layers} layers at most "
+            f"{target.num_layers - 1} can be borrowed"
+        )
     if method == "moa":
         return Needs(keys_values=True, layer_input=target.num_layers - layers_inferred if layers_inferred else None)
     if method == "independent":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -147,7 +146,7 @@ def run(command: str, work: Callable[[], Path]) -> Path:
         return done
     except TrainingInterrupted as interrupted:
         typer.echo(str(interrupted), err=True)
-        raise typer.Exit(128 + signal.SIGINT) from None
-    except (TrainingError, CheckpointError) as error:
+        raise typer.Exit(128 + interrupted.number) from None
+    except (TrainingError, CheckpointError, OSError) as error:
         typer.echo(f"moaserve {command}: {error}", err=True)
         raise typer.Exit(2) from None

@@ -30,7 +30,7 @@ from models.llama import Llama
 from models.plans import decode_plan_within, prefill_plan, recorded_span, span_of
 from models.replay import CudaRecorder, Recorder, Replayed, rounded
 from training.data import Corpus, Row, store, stored
-from training.errors import ConfigError
+from training.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ class _Conversation:
 def regenerated(corpus: Corpus, count: int, target: Llama, writing: Writing, cache: Path, accelerator: Accelerator) -> Corpus:
     """``count`` conversations drawn from a corpus and written anew, each process a share of them; kept in ``cache``.
 
-    Raises ConfigError where processes do not share ``cache``, in which they find one another's shares.
+    Raises ConfigError where processes do not share ``cache``, in which they find one another's shares, DataError where none can be
+    written.
     """
     if accelerator.num_processes > 1:
         _check_shared(cache)
@@ -134,7 +135,12 @@ def regenerated(corpus: Corpus, count: int, target: Llama, writing: Writing, cac
         for part in cache.glob(f"{folder.name}-*"):
             shutil.rmtree(part, ignore_errors=True)  # another run may do the same
     accelerator.wait_for_everyone()
-    return stored(folder)
+    whole = stored(folder)
+    if not len(whole):
+        raise DataError(
+            f"--regenerate: of {len(drawn)} conversations none has an answer that begins within --max-length {writing.max_length}"
+        )
+    return whole
 
 
 def _check_shared(cache: Path) -> None:
@@ -171,6 +177,8 @@ def _compiled(target: Llama) -> Iterator[None]:
 
 
 def _regenerate(corpus: Corpus, indices: Sequence[int], target: Llama, writing: Writing, *, progress: bool) -> list[Row]:
+    if not len(indices):
+        return []
     if writing.in_step:
         # Attention reads as far as the longest text goes; and the last to end should be short.
         lengths = corpus.lengths(writing.max_length)

@@ -14,7 +14,7 @@ from accelerate.utils import set_seed
 from models.config import DecoderConfig, MoAConfig
 from models.eagle import Eagle, EagleConfig
 from models.llama import Llama
-from models.loader import load_drafter, load_eagle, load_target, resolve, resolve_target, target_config
+from models.loader import BUNDLED, load_drafter, load_eagle, load_target, resolve, resolve_target, target_config
 from models.moa import MoA
 from training import processes
 from training.activations.index import Facts
@@ -25,8 +25,10 @@ from training.config import PretrainConfig, TrainConfig
 from training.copying import begin_with_copying
 from training.data import Corpus, load_corpus
 from training.errors import ConfigError
+from training.needs import needs_of
+from training.places import check_folders
 from training.resizing import do_without_norm, resized
-from training.run_config import RunConfig
+from training.run_config import RunConfig, option_name
 from training.target_digest import checkpoint_digest
 from training.tasks.base import Task
 from training.tasks.eagle import EagleTask
@@ -59,24 +61,26 @@ def _finish(trainer: Trainer) -> Path:
 
 def prepare(config: TrainConfig) -> Trainer:
     """Load target and data, build or restore the drafter; nothing is trained yet."""
-    _check_begun(config)
+    _check_places(config, target=config.target, init_from=config.init_from)
     accelerator = start(config)
     processes.check(accelerator, config.accumulate)
     load_operators(config, accelerator, writes=config.regenerate is not None)
+    digest = checkpoint_digest(resolve_target(config.target))
     if config.activations is not None:
-        target, corpus, valid = _kept(config, config.activations, accelerator)
+        target, corpus, valid = _kept(config, config.activations, digest, accelerator)
     else:
         target, tokenizer = load(config.target, config, config.torch_dtype, accelerator, sharded=config.shard_target)
         given, valid = corpora(config, tokenizer, accelerator)
         corpus = rewritten(config, given, target, accelerator)
     set_seed(config.seed)
-    return _ready(Trainer(config, accelerator, _drafting(config, target, corpus, valid, accelerator)))
+    task = _drafting(config, target, corpus, valid, accelerator)
+    return _ready(Trainer(config, accelerator, task, digest))
 
 
-def _kept(config: TrainConfig, folder: Path, accelerator: Accelerator) -> tuple[Llama, Corpus, Corpus | None]:
+def _kept(config: TrainConfig, folder: Path, digest: str, accelerator: Accelerator) -> tuple[Llama, Corpus, Corpus | None]:
     """What drafters borrow of the target, and texts with its activations, that the command is told or not."""
     needs = Facts.read(folder / "train").needs
-    digest, sizes = checkpoint_digest(resolve_target(config.target)), target_config(config.target)
+    sizes = target_config(config.target)
     borrowed = 0 if needs.layer_input is None else sizes.num_layers - needs.layer_input
     target, tokenizer = load(config.target, config, config.torch_dtype, accelerator, last_layers=borrowed)
 
@@ -120,6 +124,7 @@ def _drafting(config: TrainConfig, target: Llama, corpus: Corpus, valid: Corpus 
 
 
 def _moa(config: TrainConfig, target: Llama, corpus: Corpus) -> MoA:
+    needs_of("moa", config.layers_inferred, target.config)  # refuses more than there are
     if config.init_from is None:
         fresh = MoA(MoAConfig.from_target(target.config, **config.sizes))
         begin_with_copying(fresh)  # on the CPU, so that a seed means the same on every device
@@ -170,7 +175,7 @@ def _independent(config: TrainConfig, target: Llama) -> Llama:
 
 def prepare_target(config: PretrainConfig) -> Trainer:
     """Load data and the target to go on from, or make a fresh one; nothing is trained yet."""
-    _check_begun(config)
+    _check_places(config, base=config.base)
     accelerator = start(config)
     processes.check(accelerator, config.accumulate)
     load_operators(config, accelerator)
@@ -199,9 +204,21 @@ def fresh_target(base: DecoderConfig, sizes: dict[str, int]) -> Llama:
     return target
 
 
-def _check_begun(config: RunConfig) -> None:
-    if not config.resume and latest_checkpoint(config.out / "checkpoints") is not None:
+def _check_places(config: RunConfig, **sources: str | None) -> None:
+    """Raise ConfigError where a run would write over a model that it reads, or that is no run's, and where it cannot write."""
+    check_folders(config.out, config.cache)
+    for name, source in sources.items():
+        folder = BUNDLED["target"] if source == "bundled" else Path(source or "")
+        if source is not None and config.out.resolve() == folder.resolve():
+            raise ConfigError(
+                f"--out {config.out} is the folder of {option_name(name)}, which would be overwritten: choose another --out"
+            )
+    begun = latest_checkpoint(config.out / "checkpoints") is not None
+    if begun and not config.resume:
         raise ConfigError(f"{config.out} holds checkpoints of an earlier run: add --resume to go on, or choose another --out")
+    model = [path.name for pattern in ("config.json", "model*.safetensors") for path in config.out.glob(pattern)]
+    if model and not begun and not (config.out / "training.json").exists():
+        raise ConfigError(f"--out {config.out} holds a model that no run of this trainer wrote ({model[0]}): choose another --out")
 
 
 def _ready(trainer: Trainer) -> Trainer:

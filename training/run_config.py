@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,8 @@ class TextConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         check_positive(self, "batch_tokens", "max_length", "valid_tokens", "threads")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"--seed must be from 0 to 2^32 - 1, not {self.seed}")
         if self.device not in DEVICES:
             raise ConfigError(
                 f"--device {self.device}: {', '.join(DEVICES)} are what can be said; CUDA_VISIBLE_DEVICES chooses among GPUs"
@@ -134,6 +137,9 @@ class RunConfig(TextConfig):
             "checkpoint_steps",
         )
         check_not_negative(self, "warmup", "weight_decay")
+        check_finite(self, "lr", "weight_decay")
+        if not 0 <= self.beta2 < 1:
+            raise ConfigError(f"--beta2 must be at least 0 and below 1, not {self.beta2}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for training.json and checkpoints."""
@@ -155,12 +161,24 @@ def check_positive(config: TextConfig, *names: str) -> None:
     """Raise ConfigError for settings that are not above 0; unset ones may be None."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name} must be above 0, not {value}")
+        if value is not None and not value > 0:  # NaN is not, either
+            raise ConfigError(f"{option_name(name)} must be above 0, not {value}")
 
 
 def check_not_negative(config: TextConfig, *names: str) -> None:
     """Raise ConfigError for settings below 0."""
     for name in names:
-        if getattr(config, name) < 0:
-            raise ConfigError(f"{name} must not be negative, it is {getattr(config, name)}")
+        if not getattr(config, name) >= 0:
+            raise ConfigError(f"{option_name(name)} must not be negative, it is {getattr(config, name)}")
+
+
+def check_finite(config: TextConfig, *names: str) -> None:
+    """Raise ConfigError for settings of which infinitely much makes no sense."""
+    for name in names:
+        if not math.isfinite(getattr(config, name)):
+            raise ConfigError(f"{option_name(name)} must be finite, it is {getattr(config, name)}")
+
+
+def option_name(name: str) -> str:
+    """A setting as a command's option."""
+    return f"--{name.replace('_', '-')}"

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 
 from training.batches import Epoch
 from training.checkpoints import Position, latest_checkpoint, load_checkpoint, save_checkpoint
-from training.errors import ConfigError, TrainingInterrupted
+from training.errors import ConfigError, TrainingError, TrainingInterrupted, first_line
 from training.export import export
 from training.optimizers import optimizers
 from training.progress import Meter, Reporter
@@ -29,10 +29,11 @@ class Trainer:
     """Trains one network; ``run`` goes on from wherever ``position`` is.
 
     Several processes share the batches of each update, so that a run is the same with any number of them but for the order of sums.
+    ``target`` identifies what the network is trained for (``target_digest``), None where it is for nothing else.
     """
 
-    def __init__(self, config: RunConfig, accelerator: Accelerator, task: Task) -> None:
-        self.config, self.accelerator, self.task = config, accelerator, task
+    def __init__(self, config: RunConfig, accelerator: Accelerator, task: Task, target: str | None = None) -> None:
+        self.config, self.accelerator, self.task, self.target = config, accelerator, task, target
         self.position = Position()
         made = optimizers(config, task.network, accelerator.device)
         self.module, *self.optimizers = accelerator.prepare(task.module, *made)
@@ -43,7 +44,7 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train until a limit is reached; returns the last validation's figures (empty without a held-out file).
 
-        Raises TrainingInterrupted once the state is saved when SIGINT or SIGTERM arrives.
+        Raises TrainingInterrupted once the state is saved when SIGINT or SIGTERM arrives, TrainingError where it diverges.
         """
         config, accelerator, position = self.config, self.accelerator, self.position
         config.out.mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,8 @@ class Trainer:
                     if stop:
                         raise TrainingInterrupted(
                             f"stopped by {signal.Signals(stop).name} at step {position.step}; "
-                            "the state is saved, go on with --resume"
+                            "the state is saved, go on with --resume",
+                            stop,
                         )
                 self.save()
                 if self.task.valid and validated_at != position.step:
@@ -112,13 +114,20 @@ class Trainer:
         # What stands in the gradients by now is the mean over processes.
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         torch._foreach_mul_(gradients, world / max(count, 1e-9))
-        norm = accelerator.clip_grad_norm_(self.module.parameters(), config.clip)
+        norm = float(accelerator.clip_grad_norm_(self.module.parameters(), config.clip))
+        if not math.isfinite(norm):  # in all processes, which have the same gradients
+            raise self._diverged(position.step + 1)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         position.step += 1
         position.tokens += int(tokens)
-        return {"batch_tokens": int(tokens), "lr": rate, "norm": round(float(norm), 4)}
+        return {"batch_tokens": int(tokens), "lr": rate, "norm": round(norm, 4)}
+
+    def _diverged(self, step: int) -> TrainingError:
+        last = latest_checkpoint(self.config.out / "checkpoints")
+        kept = "there is no checkpoint yet" if last is None else f"the last checkpoint is {last}"
+        return TrainingError(f"the loss is no longer finite at step {step}: lower --lr; {kept}")
 
     def _generator(self, part: int) -> torch.Generator:
         """All chance in one of an update's batches, whichever process has it."""
@@ -198,11 +207,15 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint, and the network as it is now."""
         self.accelerator.wait_for_everyone()
+        # The newest update may have been the one too many, which no gradient has shown yet.
+        if not all(bool(parameter.isfinite().all()) for parameter in self.task.network.parameters()):
+            raise self._diverged(self.position.step)
         if not self.accelerator.is_main_process:
             return
         state = {
             "config": self.config.to_json(),
             "corpus": self.task.key,
+            "target": self.target,
             "position": asdict(self.position),
             "model": self.task.network.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -221,13 +234,19 @@ class Trainer:
         if path is None:
             raise ConfigError(f"--resume: no checkpoint in {self.config.out / 'checkpoints'}")
         state = load_checkpoint(path)
-        self.config.check_resumable(state["config"])
-        if state["corpus"] != self.task.key:
-            raise ConfigError(f"--resume: {self.config.data} or the tokenizer is not what {path} was trained on")
-        self.task.network.load_state_dict(state["model"])
-        for optimizer, earlier in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(earlier)
-        self.position = Position(**state["position"])
+        try:
+            self.config.check_resumable(state["config"])
+            if state["corpus"] != self.task.key:
+                raise ConfigError(f"--resume: {self.config.data} or the tokenizer is not what {path} was trained on")
+            # Earlier versions did not keep it.
+            if self.target is not None and state.get("target") not in (None, self.target):
+                raise ConfigError(f"--resume: {path} was trained for another target: give the --target that it began with")
+            self.task.network.load_state_dict(state["model"])
+            for optimizer, earlier in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(earlier)
+            self.position = Position(**state["position"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"--resume: {path} is not of a run like this one: {first_line(error)}") from error
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import ray
+import typer
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -98,7 +99,7 @@ class LocalCluster:
             try:
                 await self.replace(self._reload())
                 logger.info("all replicas have been replaced")
-            except SystemExit:
+            except (SystemExit, typer.Exit):  # the line about them is written
                 logger.error("the settings cannot be used: replicas go on as they were")
             except Exception:
                 logger.exception("the replicas could not be replaced")

@@ -54,14 +54,18 @@ class ServerBackend:
         base = url.rstrip("/")
         self._url = (base if base.endswith("/v1") else base + "/v1") + "/chat/completions"
         # An answer may take its time; only connecting must be quick.
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(None, connect=5))
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5))
 
     async def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | AnswerStats, None]:
         """The server's answer, streamed."""
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
+        if not all(value.isascii() for value in self._headers.values()):
+            raise ChatError("--api-key: a key has ASCII characters alone")
         try:
-            async with self._client.stream("POST", self._url, json=body) as response:
+            if (port := httpx.URL(self._url).port or 0) > 65535:
+                raise ChatError(f"no answer from {self._url}: there is no port {port}, the last is 65535")
+            async with self._client.stream("POST", self._url, json=body, headers=self._headers) as response:
                 if response.is_error:
                     await response.aread()
                     raise ChatError(_error_message(response))
@@ -69,7 +73,7 @@ class ServerBackend:
                     if line.startswith("data: ") and line != "data: [DONE]":
                         for piece in _pieces(json.loads(line.removeprefix("data: "))):
                             yield piece
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ChatError(f"no answer from {self._url}: {error}") from error
 
     async def close(self) -> None:

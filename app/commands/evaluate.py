@@ -69,6 +69,7 @@ def evaluate(
             options.fail(f"--memory-format: one of {', '.join(known)}, not {each!r}", code=2)
     if "none" in names.values():
         options.fail("--drafter none: plain decoding is measured beside every drafter anyway", code=2)
+    options.check_folder("--out", out)
     # Of the drafters, each gets a configuration of its own.
     config = options.engine_config(locals() | {"drafter": None, "draft_lookup": 0, "draft_policy": "fixed", "max_num_seqs": 1})
     from benchmarks import evaluation as measuring

@@ -175,12 +175,34 @@ def settings_of(kind: type[S], options: Mapping[str, Any]) -> S:
 def engine_config(parameters: dict[str, Any]) -> EngineConfig:
     """What a measuring command's parameters say of the engine, by name; its other parameters are passed over.
 
-    Each prompt is read anew, however often it comes.
+    Each prompt is read anew, however often it comes. Ends the program where the result could not be written to its ``json``.
     """
     from speculative.config import EngineConfig
 
+    check_file("--json", parameters.get("json"))
     names = [field.name for field in fields(EngineConfig) if field.name in parameters]
     return load_settings(**{"prefix_cache_tokens": 0} | {name: parameters[name] for name in names}).engine_config()
+
+
+def check_folder(option: str, folder: Path | None) -> None:
+    """End the program, before anything is done for it, where results could not be written to this folder (None: not wanted)."""
+    from training.places import unusable
+
+    if folder is not None and (reason := unusable(folder)):
+        fail(f"{option} {folder}: {reason}", code=2)
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """The same of a file."""
+    from training.places import unusable
+
+    if path is None:
+        return
+    if path.is_dir():
+        fail(f"{option} {path} is a folder, and a file is wanted", code=2)
+    reason = unusable(path.parent) if not os.path.exists(path) else None if os.access(path, os.W_OK) else "it cannot be written to"
+    if reason is not None:
+        fail(f"{option} {path}: {reason}", code=2)
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any] | None:

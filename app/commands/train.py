@@ -42,8 +42,9 @@ def _evaluate(target: str, drafter: str, valid: str | None) -> None:
             target, drafter, max_num_seqs=1, prefix_cache_tokens=0, draft_policy="fixed", draft_lookup=0, compile="off"
         )
         engine, tokenizer = loading.load_engine(alone)
-        limit = min(_MAX_PROMPT_TOKENS, engine.info.max_model_len - _MAX_TOKENS)
+        longest = min(_MAX_TOKENS, engine.info.max_model_len // 2)
+        limit = min(_MAX_PROMPT_TOKENS, engine.info.max_model_len - longest)
         prompts = load_prompts(path, tokenizer, count=_PROMPTS, max_tokens=limit, seed=0)
     with typer.progressbar(length=len(prompts), label="evaluating", show_pos=True) as bar:
-        acceptance = measure_acceptance(engine, prompts, max_tokens=_MAX_TOKENS, progress=lambda: bar.update(1))
+        acceptance = measure_acceptance(engine, prompts, max_tokens=longest, progress=lambda: bar.update(1))
     typer.echo(f"greedy, {len(prompts)} prompts of {path.name}, by the drafter alone: {acceptance.line()}")

@@ -152,6 +152,20 @@ async def test_a_server_that_is_not_there_is_one_clear_line() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "key", "line"),
+    [
+        ("http://127.0.0.1:99999", None, "there is no port 99999"),
+        ("http://host:port", None, "Invalid port: 'port'"),
+        ("http://127.0.0.1:1", "schlüssel", "--api-key: a key has ASCII characters alone"),
+    ],
+)
+def test_an_address_or_key_that_cannot_be_is_one_clear_line(url: str, key: str | None, line: str) -> None:
+    arguments = ["chat", "--url", url, *(("--api-key", key) if key else ())]
+    result = runner.invoke(cli, arguments, input="Hi\n")
+    assert result.exit_code == 1 and line in result.stderr and len(result.stderr.splitlines()) == 1, result.output
+
+
+@pytest.mark.parametrize(
     ("arguments", "environment", "sent"),
     [
         ([], {}, None),

@@ -161,6 +161,15 @@ def test_the_command_prints_a_table_and_writes_figures_and_pictures(tmp_path: Pa
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_results_that_could_not_be_written_are_not_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = (2, f"moaserve: error: --out {tmp_path}/file: {tmp_path}/file is no folder\n")
+    assert invoke("--drafter", "ngram", "--out", str(tmp_path / "file")) == refused
+    for path, complaint in ((tmp_path / "file" / "x.json", "file is no folder"), (tmp_path, "is a folder, and a file is wanted")):
+        result = CliRunner().invoke(cli, ["bench", "offline", "--json", str(path)], env={"COLUMNS": "200"})
+        assert result.exit_code == 2 and f"--json {path}" in result.output and complaint in result.output
+
+
 def test_what_cannot_be_compared_is_refused_before_anything_is_loaded() -> None:
     assert invoke("--drafter", "ngram", "--shape", "bush") == (2, "moaserve: error: --shape: tree or chain, not 'bush'\n")
     refused = (2, "moaserve: error: --memory-format: one of int8, int4, bfloat16, none, not 'int2'\n")

@@ -75,7 +75,19 @@ def test_long_prompts_are_left_out_and_a_seed_draws_the_same(tmp_path: Path, tok
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{oops\n", "not JSONL"), ('{"text": "x"}\n', "line 1: not a dialogue"), ("", "holds no prompt"), (None, "cannot read")],
+    [
+        ("{oops\n", "not JSONL, line 1"),
+        ("[" * 200_000 + "\n", "not JSONL, line 1"),
+        ("3\n", "not JSONL, line 1: an object is wanted"),
+        ('{"text": "x"}\n', "line 1: not a dialogue"),
+        ('{"turns": []}\n', "line 1: not a dialogue"),
+        ('{"messages": []}\n', "line 1: not a dialogue"),
+        ('{"turns": ["x"], "tools": [3]}\n', "line 1: not a dialogue"),
+        ('{"prompt": "\\ud800"}\n', "line 1: half a surrogate pair"),
+        ('{"turns": ["\\ud800"]}\n', "line 1: half a surrogate pair"),
+        ("", "holds no prompt"),
+        (None, "cannot read"),
+    ],
 )
 def test_unusable_files_are_named(tmp_path: Path, tokenizer, content: str | None, message: str) -> None:
     path = tmp_path / "p.jsonl"
@@ -83,6 +95,20 @@ def test_unusable_files_are_named(tmp_path: Path, tokenizer, content: str | None
         path.write_text(content, encoding="utf-8")
     with pytest.raises(PromptError, match=message):
         load(path, tokenizer)
+
+
+def test_damaged_archives_are_named(tmp_path: Path, tokenizer) -> None:
+    path = tmp_path / "p.jsonl.gz"
+    whole = gzip.compress("".join(json.dumps({"prompt": f"{n} {n * 7919}"}) + "\n" for n in range(5000)).encode())
+    for damaged in (whole[: len(whole) // 2], whole[:30] + b"\xff" * 500 + whole[530:], b"no gzip"):
+        path.write_bytes(damaged)
+        with pytest.raises(PromptError, match=r"cannot read .*p\.jsonl\.gz"):
+            load(path, tokenizer)
+
+
+def test_answers_as_long_as_the_model_holds_leave_no_room_for_prompts(tmp_path: Path, tokenizer) -> None:
+    with pytest.raises(PromptError, match="--max-tokens leaves no room for a prompt"):
+        load(write(tmp_path / "p.jsonl", {"prompt": "x"}), tokenizer, max_tokens=-88)
 
 
 def test_the_bundled_prompts_all_fit_a_short_context(tokenizer) -> None:

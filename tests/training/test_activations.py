@@ -209,6 +209,7 @@ def test_what_does_not_fit_is_refused(config: ActivationsConfig, tmp_path: Path,
     refused("lack the outputs of layers 2, 2, 4: make others", method="eagle3")
     refused("lack the input of layer 3: make others, with the --method and the --layers-inferred", layers_inferred=1)
     refused("holds no activations", activations=tmp_path)
+    refused("holds no activations", activations=Path(config.data or ""))
     refused("--regenerate takes the target itself", regenerate=3)
     refused("there is nothing to shard", shard_target=True)
     refused("say what to train on", activations=None)
@@ -227,6 +228,18 @@ def _changed_copy(folder: Path, copy: Path) -> None:
             save_file({name: x * 1.5 if "norm" in name else x for name, x in tensors.items()}, copy / path.name)
         else:
             (copy / path.name).write_bytes(path.read_bytes())
+
+
+def test_what_cannot_be_made_is_refused_before_the_text_is_read(
+    config: ActivationsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("training.activations.run.corpora", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(ConfigError, match="--layers-inferred 4: of this target's 4 layers at most 3 can be borrowed"):
+        make(dataclasses.replace(config, layers_inferred=4))
+    (tmp_path / "file").touch()
+    for name in ("out", "cache"):
+        with pytest.raises(ConfigError, match=rf"--{name} .*: {tmp_path}/file is no folder"):
+            make(dataclasses.replace(config, **{name: tmp_path / "file"}))
 
 
 def test_regenerated_answers_come_with_their_activations(config: ActivationsConfig, tmp_path: Path):

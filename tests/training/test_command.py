@@ -1,16 +1,19 @@
 """`moaserve train` as a user meets it."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from training.command import app
-from training.options import settings
+from training.errors import ConfigError, TrainingInterrupted
+from training.options import run, settings
 
 
 def test_help_teaches_the_options_and_the_papers_values(monkeypatch: pytest.MonkeyPatch):
@@ -61,6 +64,29 @@ def test_the_command_trains_and_reports_mistakes_in_a_line(
     bad = CliRunner().invoke(app, [*misled.split(), "--max-steps", "2"])
     assert bad.exit_code == 2
     assert "bad.jsonl:1: not JSON" in bad.output
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConfigError("--lr: no"), 2, "moaserve train: --lr: no\n"),
+        (
+            OSError(28, "No space left on device", "log.jsonl"),
+            2,
+            "moaserve train: [Errno 28] No space left on device: 'log.jsonl'\n",
+        ),
+        (TrainingInterrupted("stopped"), 128 + signal.SIGINT, "stopped\n"),
+        (TrainingInterrupted("stopped", signal.SIGTERM), 128 + signal.SIGTERM, "stopped\n"),
+    ],
+    ids=str,
+)
+def test_what_ends_a_run_is_a_line_and_an_exit_code(error: Exception, code: int, line: str, capsys: pytest.CaptureFixture[str]):
+    def work() -> Path:
+        raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        run("train", work)
+    assert (ended.value.exit_code, capsys.readouterr().err) == (code, line)
 
 
 @pytest.mark.parametrize("command", ["train --target x", "pretrain --base x", "activations --target x"])

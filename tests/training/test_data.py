@@ -110,6 +110,8 @@ def test_a_broken_off_tokenisation_leaves_no_cache_entry(tmp_path: Path, tokeniz
     ("line", "complaint"),
     [
         ("{oops", "not JSON"),
+        ("[" * 200_000, "not JSON"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "a text holds half a surrogate pair"),
         ("[1]", 'expected an object with "messages", found list'),
         ('{"text": "tea"}', '"messages" must be a non-empty list'),
         ('{"messages": []}', '"messages" must be a non-empty list'),
@@ -132,6 +134,13 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path, tokenizer: PreTr
     (tmp_path / "chat.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match=r"chat\.jsonl\.gz: cannot be read"):
         load(tmp_path / "chat.jsonl.gz", tokenizer)
+    whole = gzip.compress("".join(json.dumps({"messages": CHAT, "n": n * 7919}) + "\n" for n in range(3000)).encode())
+    for damaged in (whole[: len(whole) // 2], whole[:30] + b"\xff" * 500 + whole[530:]):
+        (tmp_path / "chat.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"chat\.jsonl\.gz: cannot be read"):
+            load(tmp_path / "chat.jsonl.gz", tokenizer)
+    with pytest.raises(DataError, match="is a folder; name a"):
+        load(tmp_path, tokenizer)
     with pytest.raises(DataError, match="no conversation has an assistant turn"):
         load(write(tmp_path / "users.jsonl", {"messages": CHAT[:2]}), tokenizer)
 

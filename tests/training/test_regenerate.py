@@ -13,8 +13,8 @@ from accelerate import Accelerator
 from models.llama import Llama
 from models.loader import load_target
 from models.replay import rerun
-from training.data import Corpus
-from training.errors import ConfigError
+from training.data import Corpus, store, stored
+from training.errors import ConfigError, DataError
 from training.regenerate import Writing, regenerate, regenerated
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "llama-n0"
@@ -116,6 +116,19 @@ def test_a_regenerated_corpus_is_kept_for_the_same_target_and_settings(
     assert again.key == first.key
     assert again.tokens.tolist() == first.tokens.tolist()
     assert make(Writing(frozenset(), 64, max_turn=5)).key != first.key
+
+
+def test_where_nothing_can_be_written_it_says_why(target: Llama, tmp_path: Path) -> None:
+    for _ in range(2):  # also where that is kept from before
+        with pytest.raises(DataError, match="of 3 conversations none has an answer that begins within --max-length 2"):
+            regenerated(CORPUS, 3, target, Writing(frozenset(), 2), tmp_path, Accelerator(cpu=True))
+
+
+@pytest.mark.parametrize("indices", [[], [2]])
+def test_one_processes_share_may_be_empty(target: Llama, tmp_path: Path, indices: list[int]) -> None:
+    store(regenerate(CORPUS, indices, target, Writing(frozenset(), 3), progress=False), tmp_path / "share")
+    share = stored(tmp_path / "share")
+    assert len(share) == 0 and share.tokens.dtype == np.int32 and share.response.dtype == np.bool_
 
 
 class CutOff(Exception):

@@ -93,6 +93,12 @@ def batch_answers(batch: Batch) -> torch.Tensor:
     return torch.cat([row[1 : int(row.nonzero()[-1]) + 1] for row in batch.response])
 
 
+def test_the_base_is_not_written_over(config: PretrainConfig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("training.run.start", lambda _: pytest.fail("it has begun"))
+    with pytest.raises(ConfigError, match="is the folder of --base, which would be overwritten"):
+        prepare_target(dataclasses.replace(config, out=Path(config.base)))
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_it_learns_and_transformers_reads_what_comes_out(config: PretrainConfig, fresh: bool, tmp_path: Path):
     if fresh:

@@ -3,22 +3,26 @@
 import dataclasses
 import json
 import os
+import resource
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from models.loader import load_drafter
+from models.loader import BUNDLED, load_drafter
 from speculative.config import EngineConfig
 from speculative.loading import load_engine
 from speculative.request import Request, SamplingParams
 from training.checkpoints import Position, save_checkpoint
 from training.config import TrainConfig
-from training.errors import ConfigError, DataError, TrainingInterrupted
+from training.errors import ConfigError, DataError, TrainingError, TrainingInterrupted
+from training.export import export
 from training.run import prepare, train
 from training.tasks.moa import MoATask
 from training.trainer import Trainer, rate_factor
@@ -206,8 +210,9 @@ def test_a_signal_saves_and_stops_and_resuming_goes_on(config: TrainConfig, tmp_
 
     trainer._step = signalled  # type: ignore[method-assign]
     before = signal.getsignal(number)
-    with pytest.raises(TrainingInterrupted, match=r"at step 3; the state is saved"):
+    with pytest.raises(TrainingInterrupted, match=r"at step 3; the state is saved") as stopped:
         trainer.run()
+    assert stopped.value.number == number
     assert signal.getsignal(number) == before
     train(changed(config, resume=True))
     whole, pieced = weights(tmp_path / "unbroken"), weights(config.out)
@@ -232,6 +237,120 @@ def test_a_save_that_breaks_off_leaves_the_earlier_checkpoint(tmp_path: Path):
     assert [path.name for path in tmp_path.glob("*.pt")] == ["checkpoint-00000001.pt"]
     save_checkpoint(tmp_path, {"step": 3}, 3)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-00000001.pt", "checkpoint-00000003.pt"}
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file takes more than a few bytes."""
+    earlier = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, earlier[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, earlier)
+
+
+def test_a_full_disk_is_told_in_a_line_and_leaves_what_was_there(config: TrainConfig):
+    train(changed(config, max_steps=2))
+    before = load_file(config.out / "model.safetensors")
+    trainer = prepare(changed(config, resume=True))
+    with full_disk(), pytest.raises(TrainingError, match=r"cannot write .*checkpoint-00000009\.pt, is the disk full\?"):
+        save_checkpoint(config.out / "checkpoints", {"model": torch.zeros(10_000)}, 9)
+    with full_disk(), pytest.raises(TrainingError, match=r"cannot write the network to .*, is the disk full\?"):
+        export(trainer.task, trainer.config, {})
+    assert [path.name for path in (config.out / "checkpoints").iterdir()] == ["checkpoint-00000002.pt"]
+    after = load_file(config.out / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("state", [[1], {"model": {}}, "model"], ids=str)
+def test_a_checkpoint_of_something_else_is_refused(config: TrainConfig, state: Any):
+    train(changed(config, max_steps=1))
+    path = config.out / "checkpoints" / "checkpoint-00000001.pt"
+    if state == "model":
+        state = torch.load(path, weights_only=True) | {"model": {"weight": torch.zeros(3)}}
+    torch.save(state, path)
+    with pytest.raises(ConfigError, match=r"checkpoint-00000001\.pt is (no checkpoint of this trainer|not of a run like this one)"):
+        prepare(changed(config, resume=True))
+
+
+@pytest.mark.parametrize("clip", [1.0, float("inf")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_that_diverges_ends_with_an_error_and_saves_nothing_of_it(config: TrainConfig, clip: float, dtype: Any):
+    config = changed(config, clip=clip, dtype=dtype, checkpoint_steps=1)
+    trainer = prepare(config)
+    step = trainer._step
+
+    def diverging(*arguments: Any, **options: Any) -> Any:
+        if trainer.position.step == 3:
+            next(trainer.task.network.parameters()).data.fill_(float("nan"))
+        return step(*arguments, **options)
+
+    trainer._step = diverging  # type: ignore[method-assign]
+    with pytest.raises(
+        TrainingError, match=r"no longer finite at step 4: lower --lr; the last checkpoint is .*checkpoint-00000003\.pt"
+    ):
+        trainer.run()
+    assert all(
+        bool(x.isfinite().all()) for x in [*weights(config.out).values(), *load_file(config.out / "model.safetensors").values()]
+    )
+    assert json.loads((config.out / "training.json").read_text())["result"]["step"] == 3
+
+
+def test_weights_that_the_last_update_broke_are_not_saved(config: TrainConfig):
+    trainer = prepare(changed(config, max_steps=1))
+    step = trainer._step
+
+    def broken(*arguments: Any, **options: Any) -> Any:
+        line = step(*arguments, **options)
+        next(trainer.task.network.parameters()).data.fill_(float("inf"))
+        return line
+
+    trainer._step = broken  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match=r"no longer finite at step 1: lower --lr; there is no checkpoint yet"):
+        trainer.run()
+    assert not list(config.out.rglob("*.pt")) and not list(config.out.rglob("*.safetensors"))
+
+
+def test_a_run_writes_over_no_model_but_its_own(
+    config: TrainConfig, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("training.run.start", lambda _: pytest.fail("it has begun"))
+    (tmp_path / "link").symlink_to(target_folder)
+    for out in (target_folder, tmp_path / "link", target_folder / ".." / target_folder.name):
+        with pytest.raises(ConfigError, match="is the folder of --target, which would be overwritten"):
+            prepare(changed(config, out=out))
+    shutil.copytree(target_folder, tmp_path / "other")
+    with pytest.raises(ConfigError, match="is the folder of --init-from, which would be overwritten"):
+        prepare(changed(config, out=tmp_path / "other", init_from=str(tmp_path / "other")))
+    with pytest.raises(ConfigError, match=r"other holds a model that no run of this trainer wrote \(config\.json\)"):
+        prepare(changed(config, out=tmp_path / "other"))
+    with pytest.raises(ConfigError, match="is the folder of --target"):
+        prepare(changed(config, target="bundled", out=BUNDLED["target"]))
+
+
+def test_a_run_goes_on_after_its_export_and_over_one_without_checkpoints(config: TrainConfig):
+    train(changed(config, max_steps=1))
+    (config.out / "training.json").unlink()  # as where the first export was cut off
+    train(changed(config, max_steps=2, resume=True))
+    shutil.rmtree(config.out / "checkpoints")
+    train(changed(config, max_steps=1))
+    assert json.loads((config.out / "training.json").read_text())["result"]["step"] == 1
+
+
+def test_places_that_cannot_be_written_are_named_before_anything_is_loaded(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("training.run.start", lambda _: pytest.fail("it has begun"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "x" / "y"):
+        with pytest.raises(ConfigError, match=rf"--out {out}: {tmp_path}/file is no folder"):
+            prepare(changed(config, out=out))
+    with pytest.raises(ConfigError, match=r"--cache .*: .*file is no folder"):
+        prepare(changed(config, cache=tmp_path / "file"))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match=rf"--out .*: {tmp_path} cannot be written to"):
+        prepare(config)
 
 
 def test_a_run_cut_off_in_its_first_checkpoint_begins_anew(config: TrainConfig):
@@ -285,6 +404,19 @@ def test_resuming_needs_the_same_recipe_and_data(config: TrainConfig, tmp_path: 
     assert prepare(changed(config, resume=True, max_steps=99)).position.step == 2
 
 
+def test_a_run_is_resumed_beside_the_target_that_it_began_with(config: TrainConfig, target_folder: Path, tmp_path: Path):
+    train(changed(config, max_steps=2))
+    other, moved = (shutil.copytree(target_folder, tmp_path / name) for name in ("other", "moved"))
+    tensors = load_file(other / "model.safetensors")
+    save_file({name: x * 1.5 if "norm" in name else x for name, x in tensors.items()}, other / "model.safetensors")
+    with pytest.raises(ConfigError, match="was trained for another target: give the --target that it began with"):
+        prepare(changed(config, resume=True, target=str(other)))
+    assert prepare(changed(config, resume=True, target=str(moved))).position.step == 2
+    path = config.out / "checkpoints" / "checkpoint-00000002.pt"
+    torch.save({name: value for name, value in torch.load(path, weights_only=True).items() if name != "target"}, path)
+    assert prepare(changed(config, resume=True, target=str(other))).position.step == 2, "earlier versions did not keep it"
+
+
 @pytest.mark.parametrize(
     ("position", "limits", "progress"),
     [
@@ -318,7 +450,18 @@ def test_rates_warm_up_and_follow_their_schedule():
     ("values", "complaint"),
     [
         ({"max_steps": None}, "say when to stop"),
-        ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": 0.0}, "--lr must be above 0"),
+        ({"lr": float("nan")}, "--lr must be above 0, not nan"),
+        ({"lr": float("inf")}, "--lr must be finite"),
+        ({"clip": float("nan")}, "--clip must be above 0"),
+        ({"epochs": float("nan")}, "--epochs must be above 0"),
+        ({"weight_decay": float("nan")}, "--weight-decay must not be negative"),
+        ({"beta2": 2.0}, "--beta2 must be at least 0 and below 1"),
+        ({"beta2": float("nan")}, "--beta2 must be"),
+        ({"seed": -1}, "--seed must be from 0"),
+        ({"seed": 2**32}, "--seed must be from 0"),
+        ({"sa_kv_heads": 0}, "--sa-kv-heads must be above 0"),
+        ({"sa_mlp": -1}, "--sa-mlp must be above 0"),
         ({"min_interval": 8, "max_interval": 6}, "intervals need"),
         ({"kl_weight": 0.0, "feature_weight": 0.0}, "nothing would be learnt"),
         ({"kl_weight": -1.0}, "must not be negative"),
@@ -335,5 +478,7 @@ def test_settings_that_cannot_be_meant_are_refused(config: TrainConfig, values: 
 def test_lengths_beyond_the_target_or_before_any_response_are_refused(config: TrainConfig):
     with pytest.raises(ConfigError, match="beyond the target's 512 positions"):
         prepare(changed(config, max_length=1024))
+    with pytest.raises(ConfigError, match="--layers-inferred 4: of this target's 4 layers at most 3 can be borrowed"):
+        prepare(changed(config, layers_inferred=4))
     with pytest.raises(DataError, match="no response token within --max-length 4"):
         prepare(changed(config, max_length=4))

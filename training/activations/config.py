@@ -8,7 +8,7 @@ import torch
 
 from training.choices import Method
 from training.errors import ConfigError
-from training.run_config import TextConfig, check_not_negative, check_positive, fastest_precision
+from training.run_config import TextConfig, check_finite, check_not_negative, check_positive, fastest_precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class ActivationsConfig(TextConfig):
             raise ConfigError("say what the target shall read: --data")
         check_positive(self, "shard_mb", "regenerate")
         check_not_negative(self, "layers_inferred", "regenerate_temperature")
+        check_finite(self, "regenerate_temperature")
         if self.method != "moa" and self.layers_inferred:
             raise ConfigError(f"--layers-inferred is no option of --method {self.method}")
 

@@ -62,7 +62,7 @@ class Facts:
                 raise ConfigError(f"{path} is of format {raw.get('format')}, this version reads {FORMAT}: make them anew")
             needs = raw.pop("needs")
             return cls(**raw, needs=Needs(needs["keys_values"], needs["layer_input"], tuple(needs["taps"])))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{folder} holds no activations: make them with moaserve activations --out") from None
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path} is no index of activations: {error}") from error

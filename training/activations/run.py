@@ -12,6 +12,7 @@ from training.batches import Collated, conversations
 from training.beginning import corpora, load, rewritten, start
 from training.errors import TrainingInterrupted
 from training.needs import needs_of
+from training.places import check_folders
 from training.target_digest import checkpoint_digest
 
 
@@ -20,11 +21,12 @@ def make(config: ActivationsConfig) -> Path:
 
     TrainingInterrupted after Ctrl-C; what is whole stays.
     """
+    check_folders(config.out, config.cache)
     accelerator = start(config)
     target, tokenizer = load(config.target, config, config.compute_dtype, accelerator, sharded=config.shard_target)
+    needs = needs_of(config.method, config.layers_inferred, target.config)
     given, valid = corpora(config, tokenizer, accelerator)
     corpus = rewritten(config, given, target, accelerator)
-    needs = needs_of(config.method, config.layers_inferred, target.config)
     source, held_out = conversations(config, corpus, valid)
     digest = checkpoint_digest(resolve_target(config.target))
     folders = []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -20,7 +21,7 @@ from models.llama import Llama
 from training.activations.index import Facts, Plan, shard_path
 from training.batches import collate
 from training.data import store_copy
-from training.errors import ConfigError
+from training.errors import ConfigError, TrainingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,11 @@ def _encoded(folder: Folder, number: int, target: Llama) -> Iterator[dict[str, T
 
 def _save(parts: dict[str, Tensor], path: Path) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    save_file(parts, temporary)
+    try:
+        save_file(parts, temporary)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise TrainingError(f"cannot write {path}: {error}") from error
     # safetensors lets nobody else read what it writes, and whoever trains may be somebody else.
     shutil.copymode(path.with_name("index.json"), temporary)
     with temporary.open("rb") as file:

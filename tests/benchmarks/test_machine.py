@@ -1,0 +1,31 @@
+"""Results on disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from app.commands import options
+from benchmarks.machine import write_json
+
+
+def test_a_result_stands_beside_where_it_comes_from(tmp_path: Path) -> None:
+    write_json({"speed": 2.0}, tmp_path / "new" / "result.json")
+    result = json.loads((tmp_path / "new" / "result.json").read_text())
+    assert result["speed"] == 2.0 and result["provenance"]["cores"] >= 1
+
+
+def test_a_result_that_the_disk_does_not_take_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"moaserve: error: cannot write .*result\.json .*: the result stands above instead"):
+        write_json({"speed": 2.0}, tmp_path / "file" / "result.json")
+    assert json.loads(capsys.readouterr().out)["speed"] == 2.0
+
+
+def test_what_is_there_need_only_be_writable_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "result.json").touch()
+    monkeypatch.setattr("os.access", lambda path, _: Path(path).name == "result.json")
+    options.check_file("--json", tmp_path / "result.json")  # as /dev/stdout is, for those who may make no devices
+    with pytest.raises(typer.Exit):
+        options.check_file("--json", tmp_path / "another.json")
