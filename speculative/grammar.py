@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from speculative import json_schema
 from speculative.errors import InvalidRequestError
 from speculative.json_schema import LONGEST_PATTERN, costly, reason, unsupported
 from speculative.request import Grammar
@@ -59,8 +60,7 @@ class Grammars:
                 case "json_schema":
                     if (problem := _schema_problem(grammar.source)) is not None:
                         raise InvalidRequestError(problem, param="grammar")
-                    # One way to write a value, json.dumps's: what has no choice need not be asked of the model.
-                    return self._compiler.compile_json_schema(grammar.source, any_whitespace=False)
+                    return self._compiler.compile_grammar(_json_schema(grammar.source))
                 case "regex":
                     return self._compiler.compile_regex(grammar.source)
                 case "ebnf":
@@ -99,6 +99,12 @@ def _schema_problem(source: str) -> str | None:
 
 
 @lru_cache(maxsize=256)
+def _json_schema(source: str) -> str:
+    """The grammar of a schema, with one way to write a value: what has no choice need not be asked of the model."""
+    return json_schema.grammar(json.loads(source))
+
+
+@lru_cache(maxsize=256)
 def _structural_tag(source: str) -> str:
     """A structural tag whose JSON has one way to write a value too; xgrammar's own lets white space vary.
 
@@ -119,8 +125,7 @@ def _one_way(node: Any) -> Any:
         _check_length(Grammar("ebnf", written))
     if node.get("type") != "json_schema" or "json_schema" not in node:
         return {key: _one_way(value) for key, value in node.items()}
-    written = xgrammar.Grammar.from_json_schema(json.dumps(node["json_schema"]), any_whitespace=False)
-    return {"type": "grammar", "grammar": str(written)}
+    return {"type": "grammar", "grammar": json_schema.grammar(node["json_schema"])}
 
 
 class GrammarMatcher:

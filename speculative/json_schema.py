@@ -1,9 +1,13 @@
-"""Which JSON schemas xgrammar keeps to the letter: what it would pass over in silence is named here instead."""
+"""Which JSON schemas xgrammar keeps to the letter: what it would pass over in silence is named here instead.
+
+And the grammars of these, where two of its own would let a text be no JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import xgrammar
@@ -22,10 +26,13 @@ FORMATS = frozenset(
     {
         *("date", "time", "date-time", "duration"),
         *("email", "hostname", "ipv4", "ipv6", "uri", "uri-reference", "uri-template"),
-        *("uuid", "json-pointer", "relative-json-pointer"),
+        "uuid",
     }
 )
-"""Formats of strings that it writes; formats of numbers say nothing about their text."""
+"""Formats of strings that it writes; formats of numbers say nothing about their text.
+
+It writes JSON pointers too, but with quotes and line breaks as they are.
+"""
 
 LONGEST_PATTERN = 2**10
 """Characters of a regular expression: one of so many options takes a second to compile, and twice as many take five."""
@@ -34,13 +41,13 @@ ALL_PATTERNS = 2**13
 """Characters of a schema's patterns together, each counted once."""
 
 ALL_LENGTHS = 2**12
-"""Characters that a schema's strings are counted to: each takes a look at every token; 6,000 took 2.3 s on a slow core.
+"""Characters that a schema's strings are counted to: each takes a look at every token; so many of 8,192 took 8 s on a slow core.
 
 Strings of the same lengths share it.
 """
 
 LONGEST_STRING = 2**8
-"""Characters from where on a longer string takes no longer to compile."""
+"""Characters from where on a longer string takes hardly longer to compile."""
 
 _ALTERNATIVES = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 """Each of them stands for a whole value: xgrammar reads one of them and none of what is beside it."""
@@ -53,6 +60,18 @@ _BESIDE = frozenset(
 )
 """What may stand beside them, as it asks for nothing. A ``type`` may stand beside values that are listed."""
 
+_RAW = r"[^\"\\\r\n]"
+"""One character of a counted string as xgrammar writes it: a tab as it is, and none that must be escaped."""
+
+_CHARACTER = r'([^\x00-\x1f"\\]|\\["\\/bfnrt])'
+"""And as JSON has it, without ``\\uXXXX``: compiling would take a third longer, and only control characters need it."""
+
+_BLOCK = 2**7
+"""Of so many repetitions xgrammar makes states, whose tokens it knows when it is compiled; more are counted while it writes."""
+
+_PAIR = ('"\\\\" [ -~]', r'"\\\\" "\\" [\"\\]')
+"""A backslash in a quoted part of an email address, which xgrammar lets come before any letter, and as JSON has it."""
+
 _SCHEMAS = ("additionalProperties", "unevaluatedProperties", "unevaluatedItems", "items", "propertyNames")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -60,7 +79,55 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 def unsupported(schema: Any) -> str | None:
     """Why a text that xgrammar lets through might break ``schema``: the keyword, and where it stands; None if none can."""
-    return costly(schema) or next(_problems(schema, schema, "#"), None)
+    return costly(schema) or next(_problems(schema, schema, "#", set()), None)
+
+
+def grammar(schema: Any) -> str:
+    """The EBNF of the texts that fit ``schema``, with one way to write a value: json.dumps's. Raises what xgrammar does."""
+    text = str(xgrammar.Grammar.from_json_schema(json.dumps(schema), any_whitespace=False)).replace(*_PAIR)
+    rules: dict[str, str] = {}
+
+    def counted(match: re.Match[str]) -> str:
+        name = f"json_string_{match[1]}_{match[2].removeprefix('-')}"  # strings of the same lengths are compiled once
+        rules[name] = rf'"\"" {_repeated(int(match[1]), int(match[2]))} "\""'
+        return name
+
+    text = re.sub(r'"\\"" \S+_characters\S*?\{(\d+), (-?\d+)\} "\\""', counted, text)
+    rules |= {"json_characters": _regex(_CHARACTER + f"{{{_BLOCK}}}"), "json_character": _regex(_CHARACTER)}
+    return text.replace(_RAW, "json_character") + "".join(f"{name} ::= {rule}\n" for name, rule in rules.items())
+
+
+def _repeated(least: int, most: int) -> str:
+    """So many characters of a string; ``most`` is −1 for any number of them."""
+    blocks = [0, 0]
+    if most < 0 and least > LONGEST_STRING:
+        blocks = [least // _BLOCK] * 2
+    elif most > LONGEST_STRING:
+        first = least // _BLOCK
+        # What is left over is at least one block wide, so that no length between is left out.
+        blocks = [first, max(first, (most - least % _BLOCK - _BLOCK + 1) // _BLOCK)]
+    least, most = least - blocks[0] * _BLOCK, most - blocks[1] * _BLOCK if most >= 0 else most
+    left = _regex("".join(_pieces(least, most)))
+    return f"json_characters{{{blocks[0]}, {blocks[1]}}} {left}" if blocks[1] else left
+
+
+def _pieces(least: int, most: int) -> Iterator[str]:
+    """Repetitions of a character, each of no more than a block."""
+    while least > 0:
+        each = min(least, _BLOCK)
+        least, most = least - each, most - each if most >= 0 else most
+        yield f"{_CHARACTER}{{{each}}}"
+    more = most - _BLOCK
+    if most < 0:
+        yield f"{_CHARACTER}*"
+    elif more > 0:
+        yield f"({_CHARACTER}{{0,{more - 1}}}|{_CHARACTER}{{{more}}}{_CHARACTER}{{0,{_BLOCK}}})"
+    elif most:
+        yield f"{_CHARACTER}{{0,{most}}}"
+
+
+def _regex(pattern: str) -> str:
+    return f"Regex({json.dumps(pattern)})"
 
 
 def costly(node: Any) -> str | None:
@@ -97,7 +164,8 @@ def _objects(node: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield from _objects(each, f"{place}/{key}")
 
 
-def _problems(schema: Any, root: Any, place: str) -> Iterator[str]:
+def _problems(schema: Any, root: Any, place: str, seen: set[str]) -> Iterator[str]:
+    """``seen`` are the references that have been followed: one may lead to where no keyword does."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -112,15 +180,18 @@ def _problems(schema: Any, root: Any, place: str) -> Iterator[str]:
         if isinstance(schema.get(keyword), dict):
             # Names are strings, and need not be said to be.
             inner = {"type": "string"} | schema[keyword] if keyword == "propertyNames" else schema[keyword]
-            yield from _problems(inner, root, f"{place}/{keyword}")
+            yield from _problems(inner, root, f"{place}/{keyword}", seen)
     for keyword in _MAPS:
         if isinstance(some := schema.get(keyword), dict):
             for name, each in some.items():
-                yield from _problems(each, root, f"{place}/{keyword}/{name}")
+                yield from _problems(each, root, f"{place}/{keyword}/{name}", seen)
     for keyword in _LISTS:
         if isinstance(listed := schema.get(keyword), list):
             for number, each in enumerate(listed):
-                yield from _problems(each, root, f"{place}/{keyword}/{number}")
+                yield from _problems(each, root, f"{place}/{keyword}/{number}", seen)
+    if isinstance(reference := schema.get("$ref"), str) and reference not in seen:
+        seen.add(reference)
+        yield from _problems(_target(reference, root), root, reference, seen)
 
 
 def _beside_each_other(schema: Mapping[str, Any], place: str) -> Iterator[str]:
@@ -139,6 +210,7 @@ def _values(schema: Mapping[str, Any], root: Any, place: str) -> Iterator[str]:
     if types == []:
         yield f"'type' must not be empty (at {place})"
     yield from _strings(schema, place)
+    yield from _names(schema, place)
     if "multipleOf" in schema and (types != "integer" or not schema.keys().isdisjoint(_RANGE)):
         yield f"'multipleOf' is supported for integers without a range only (at {place})"
     for keyword in _COUNTS & schema.keys():
@@ -158,11 +230,112 @@ def _strings(schema: Mapping[str, Any], place: str) -> Iterator[str]:
         yield f"'minLength' and 'maxLength' are not supported beside '{form}' (at {place})"
     if (kind := schema.get("format")) is not None and "string" in _types(schema) and kind not in FORMATS:
         yield f"'format': {kind!r} is not supported (at {place})"
-    for pattern in (schema["pattern"],) if "pattern" in schema else schema.get("patternProperties") or ():
-        try:
-            xgrammar.Grammar.from_regex(str(pattern))
-        except RuntimeError as error:
-            yield f"the pattern {pattern!r} is not supported (at {place}): {reason(error)}"
+    for pattern in (*([schema["pattern"]] if "pattern" in schema else ()), *(schema.get("patternProperties") or ())):
+        if (why := _pattern_problem(str(pattern))) is not None:
+            yield f"the pattern {pattern!r} is not supported (at {place}): {why}"
+
+
+def _pattern_problem(pattern: str) -> str | None:
+    try:
+        xgrammar.Grammar.from_regex(pattern)
+        # Where xgrammar takes it as a ``Regex`` of a JSON string, it leaves out what JSON escapes, else it does not.
+        text = str(xgrammar.Grammar.from_json_schema(json.dumps({"type": "string", "pattern": pattern})))
+    except RuntimeError as error:
+        return reason(error)
+    if re.search("[$^]", _anchored(pattern)):
+        return "'^' is followed at its beginning only, and '$' at its end, or that of alternatives outside of groups: leave it out"
+    if "::= Regex(" in text and any(map(_too_often, re.findall(r"\{[\d,]+\}", _plain(pattern)))):
+        return f"a part is repeated more than {_BLOCK} times: write '.{{{_BLOCK}}}.{{72}}' for '.{{200}}'"
+    rules = "\n".join(line for line in text.splitlines() if re.match(r"root_\S+ ::= (?!Regex)", line))
+    if any(_writes_what_json_escapes(token) for token in _TOKEN.findall(rules)):
+        return (
+            "a text of it could have a quote, a backslash or a control character, which JSON escapes: say which others it may have "
+            r"(and write characters beyond ASCII as \uXXXX)"
+        )
+    return None
+
+
+def _plain(pattern: str) -> str:
+    """A pattern with an x for each escape and class."""
+    return re.sub(r"\\.|\[\^?(?:\\.|[^\]\\])*\]", "x", pattern, flags=re.DOTALL)
+
+
+def _too_often(repetition: str) -> bool:
+    return any(int(count) > _BLOCK for count in repetition[1:-1].split(",") if count)
+
+
+def _anchored(pattern: str) -> str:
+    """A pattern without the anchors that may be there: at the ends of alternatives outside of groups."""
+    depth, alternatives = 0, [""]
+    for character in _plain(pattern):
+        depth += (character == "(") - (character == ")")
+        if character == "|" and depth == 0:
+            alternatives.append("")
+        else:
+            alternatives[-1] += character
+    return "|".join(each.removeprefix("^").removesuffix("$") for each in alternatives)
+
+
+def _writes_what_json_escapes(token: str) -> bool:
+    """Whether a class or a literal of xgrammar's EBNF has a quote, a backslash or a control character."""
+    if token.startswith('"'):
+        return re.search(r'\\(["\\abefnrtv0]|x[01])', token) is not None
+    # Python has its own ideas of these within a class.
+    inside = token[1:-1].replace(r"\e", r"\x1b")
+    plain = re.sub(r"\\.|[\[&~|]", lambda each: each[0] if each[0][1:] else rf"\{each[0]}", inside)
+    return any(re.fullmatch(f"[{plain}]", character) for character in _ESCAPED)
+
+
+def _names(schema: Mapping[str, Any], place: str) -> Iterator[str]:
+    named, patterns = schema.get("properties") or {}, schema.get("patternProperties") or {}
+    others = next((each for each in _OTHERS if schema.get(each) not in (None, False)), None)
+    if not isinstance(named, dict) or not isinstance(patterns, dict):
+        yield f"'properties' and 'patternProperties' must be objects (at {place})"
+        return
+    if "propertyNames" in schema:
+        beside = [each for each in ("properties", "patternProperties") if schema.get(each)]
+        beside += [each for each in _OTHERS if schema.get(each) is False]
+        if beside:
+            yield f"'propertyNames' is not supported beside '{beside[0]}' (at {place}): leave one of them out"
+    if named and patterns and others is not None:
+        yield f"'{others}' is not supported beside 'properties' and 'patternProperties' (at {place}): leave one of the three out"
+    if len(patterns) > 1 and not _all_equal(patterns.values()):
+        yield f"'patternProperties' of several schemas are not supported (at {place}), as a name may match more than one pattern"
+    for pattern, schema_of_it in patterns.items():
+        for name in _found(pattern, [name for name in named if not _all_equal([named[name], schema_of_it])]):
+            yield f"'patternProperties' must not match {name!r}, which 'properties' has (at {place}): make {pattern!r} narrower"
+    least, required = schema.get("minProperties"), schema.get("required") or ()
+    is_open = "object" in _types(schema) and (not named or patterns or others is not None)
+    # A name may be written twice, and then counts once.
+    if is_open and isinstance(least, int) and least > max(1, len(required)):
+        yield (
+            f"'minProperties' above 1 and the number of 'required' names is not supported where names are open (at {place}): "
+            "name the properties, or leave it out"
+        )
+
+
+def _found(pattern: str, names: Sequence[str]) -> Iterator[str]:
+    """The names that a pattern is found in, and some more that it might be. Python's own search may take forever."""
+    if not names:
+        return
+    plain = _plain(pattern)
+    begins, ends = plain.startswith("^") and "|" not in plain, plain.endswith("$") and "|" not in plain
+    inside = f"({pattern[begins : len(pattern) - ends]})"
+    rule = _regex(("" if begins else r"[\s\S]*") + inside + ("" if ends else r"[\s\S]*"))
+    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(["<end>"], stop_token_ids=[0]), max_threads=1)
+    try:
+        compiled = compiler.compile_grammar(f"root ::= {rule}")
+    except RuntimeError:  # it cannot be told
+        yield from names
+        return
+    for name in names:
+        matcher = xgrammar.GrammarMatcher(compiled)
+        if len(name) > LONGEST_STRING or (matcher.accept_string(name) and matcher.is_completed()):
+            yield name
+
+
+def _all_equal(schemas: Iterable[Any]) -> bool:
+    return len({_text(schema) for schema in schemas}) == 1
 
 
 def _alternatives(schema: Mapping[str, Any], root: Any, place: str) -> Iterator[str]:
@@ -227,7 +400,16 @@ def _constants(schema: Mapping[str, Any], name: str) -> list[str]:
     listed = (schema.get("properties") or {}).get(name)
     if not isinstance(listed, dict):
         return []
-    return [repr(value) for value in ([listed["const"]] if "const" in listed else listed.get("enum") or ())]
+    return [_text(value) for value in ([listed["const"]] if "const" in listed else listed.get("enum") or ())]
+
+
+def _text(value: Any) -> str:
+    """The same for equal JSON values: 1 and 1.0 are, and 1 and true are not."""
+
+    def number(text: str) -> float:
+        return int(each) if (each := float(text)).is_integer() else each
+
+    return json.dumps(json.loads(json.dumps(value), parse_float=number), sort_keys=True)
 
 
 def _all_differ(constants: Sequence[Sequence[str]]) -> bool:
@@ -240,13 +422,21 @@ def _resolved(schema: Any, root: Any) -> Any:
     for _ in range(64):  # a circle of references leads nowhere either
         if not (isinstance(schema, dict) and "$ref" in schema):
             return schema
-        reference = schema["$ref"]
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            return None
-        schema = root
-        for step in reference.removeprefix("#").split("/")[1:]:
-            schema = schema.get(step) if isinstance(schema, dict) else None
+        schema = _target(schema["$ref"], root)
     return None
+
+
+def _target(reference: Any, root: Any) -> Any:
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    for step in reference.removeprefix("#").split("/")[1:]:
+        root = root.get(step) if isinstance(root, dict) else None
+    return root
+
+
+_ESCAPED = ('"', "\\", *map(chr, range(0x20)))
+_TOKEN = re.compile(r'\[(?:\\.|[^\]\\])*\]|"(?:\\.|[^"\\])*"')
+_OTHERS = ("additionalProperties", "unevaluatedProperties")
 
 
 _RANGE = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})

@@ -104,6 +104,16 @@ def test_json_inside_of_tags_is_written_in_one_way_too(make_speller) -> None:
     assert drafted["a"][-1].stats.num_target_calls < 0.7 * plain["a"][-1].stats.num_target_calls
 
 
+def test_counted_strings_inside_of_tags_are_json_too() -> None:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    grammars = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    grammar = tagged({"type": "json_schema", "json_schema": {"type": "string", "maxLength": 4}})
+    for text, fits in ((r'<"a\tb">', True), ('<"a\tb">', False), (r'<"a\"bc">', True), (r'<"a\"bcd">', False)):
+        matcher = grammars.follow(grammar)
+        assert all(map(matcher.accept, tokenizer.encode(text, add_special_tokens=False))) == fits, text
+
+
 def test_the_end_is_drafted_where_nothing_can_follow(make_speller) -> None:
     asked = request("a", grammar=Grammar("regex", "[ab]: the rest"), temperature=0.0)
     stats = run(make_speller("ngram"), [asked])["a"][-1].stats

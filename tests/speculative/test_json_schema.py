@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import xgrammar
 
-from speculative.json_schema import ALL_LENGTHS, ALL_PATTERNS, LONGEST_PATTERN, LONGEST_STRING, unsupported
+from speculative.json_schema import ALL_LENGTHS, ALL_PATTERNS, FORMATS, LONGEST_PATTERN, LONGEST_STRING, grammar, unsupported
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 
 
-def kind_is(value: str, **properties: Any) -> dict[str, Any]:
+def kind_is(value: Any, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"kind": {"const": value}, **properties}, "required": ["kind"]}
 
 
@@ -50,21 +50,104 @@ KEPT: list[tuple[Any, list[Any], list[Any]]] = [
     ),
     ({"type": "integer", "format": "int32", "title": "A number", "x-unit": "s"}, [1], ["a"]),
     ({}, [1, "a", {"a": [None]}], []),
+    ({"type": "object", "properties": {"t": {"$ref": "#/parts/t"}}, "parts": {"t": INTEGER}}, [{"t": 1}], [{"t": "a"}]),
+    ({"type": "object", "propertyNames": {"enum": ["x", "y"]}}, [{"x": 1}, {"y": None}], [{"z": 1}]),
+    ({"type": "object", "patternProperties": {"^x": INTEGER, "^y": {"type": "integer"}}}, [{"x": 1}, {"y": 1}], [{"z": 1}]),
+    (
+        {"type": "object", "properties": {"a": STRING}, "patternProperties": {"^x$": INTEGER}},
+        [{"a": "b", "x": 1}],
+        [{"a": 1}, {"x": "b"}],
+    ),
+    ({"type": "object", "properties": {"a": INTEGER}, "additionalProperties": STRING}, [{"a": 1, "b": "c"}], [{"a": "b"}]),
+    ({"type": "object", "additionalProperties": INTEGER, "minProperties": 1}, [{"x": 1}], [{}]),
+    ({"oneOf": [{**kind_is("x"), "properties": {"kind": {"enum": [1, "1"]}}}, kind_is("a")]}, [{"kind": 1}, {"kind": "a"}], [{}]),
 ]
 
 
 @pytest.mark.parametrize(("schema", "fitting", "others"), KEPT, ids=lambda value: json.dumps(value)[:60])
 def test_schemas_that_are_let_through_are_kept(schema: Any, fitting: list[Any], others: list[Any]) -> None:
     assert unsupported(schema) is None
-    grammar = xgrammar.Grammar.from_json_schema(json.dumps(schema), any_whitespace=False)
+    accepts = Accepts(schema)
     for value in fitting + others:
-        assert accepts(grammar, json.dumps(value, ensure_ascii=False)) == (value in fitting), value
+        assert accepts(json.dumps(value, ensure_ascii=False)) == (value in fitting), value
 
 
-def accepts(grammar: xgrammar.Grammar, text: str) -> bool:
-    characters = xgrammar.TokenizerInfo(["<end>"], stop_token_ids=[0])
-    matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(characters).compile_grammar(grammar))
-    return matcher.accept_string(text) and matcher.is_completed()
+class Accepts:
+    """Whether the grammar of a schema lets a text through."""
+
+    def __init__(self, schema: Any) -> None:
+        characters = xgrammar.TokenizerInfo(["<end>"], stop_token_ids=[0])
+        self._compiled = xgrammar.GrammarCompiler(characters).compile_grammar(grammar(schema))
+
+    def __call__(self, text: str) -> bool:
+        matcher = xgrammar.GrammarMatcher(self._compiled)
+        return matcher.accept_string(text) and matcher.is_completed()
+
+
+CONTROLS = [chr(number) for number in range(0x20)]
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"maxLength": 1}, {"minLength": 1, "maxLength": 1}, {"maxLength": 9}, {"minLength": 1}], ids=str
+)
+def test_counted_strings_are_json(bounds: dict[str, int]) -> None:
+    accepts = Accepts({"type": "object", "properties": {"t": {"type": "string", **bounds}}, "required": ["t"]})
+    for raw in [*CONTROLS, '"', "\\"]:
+        assert not accepts(f'{{"t": "{raw}"}}')
+    for character in '\b\f\n\r\t"\\/\x7fé😀':
+        assert accepts(json.dumps({"t": character}, ensure_ascii=False))
+    assert accepts(r'{"t": "\/"}') and not accepts(r'{"t": "\q"}')
+
+
+@pytest.mark.parametrize(
+    ("least", "most"),
+    [
+        *((0, 0), (0, 1), (0, 9), (3, 9), (2, 2), (5, None)),
+        *((0, 128), (0, 129), (100, 256), (256, None), (0, 257), (257, None)),
+        *((0, 300), (100, 300), (300, 310), (300, 450), (700, 1000), (999, 1001), (2000, None)),
+    ],
+)
+def test_lengths_are_exact(least: int, most: int | None) -> None:
+    schema = {"type": "string", "minLength": least} | ({} if most is None else {"maxLength": most})
+    assert unsupported(schema) is None
+    accepts = Accepts(schema)
+    ends = [least, most or least + 500, 128, 256, 384]
+    for length in {end + more for end in ends for more in (-1, 0, 1) if end + more >= 0} | set(range(least, ends[1], 61)):
+        for character in ("a", "日", "😀", "\n"):
+            text = json.dumps(character * length, ensure_ascii=False)
+            assert accepts(text) == (least <= length and (most is None or length <= most)), length
+
+
+def test_names_that_are_counted_are_json() -> None:
+    accepts = Accepts({"type": "object", "propertyNames": {"minLength": 2}, "additionalProperties": INTEGER})
+    assert accepts(r'{"a\n": 1}') and not accepts('{"a\t": 1}')
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_forms_write_json(form: str) -> None:
+    accepts = Accepts({"type": "string", "format": form})
+    around = ["{}", "a{}@b.org", r"\"{}\"@b.org", "/{}", "a:{}", "2{}"]
+    for raw in [*CONTROLS, '"', "\\", r"\a", r"\ "]:
+        assert not any(accepts(f'"{each.replace("{}", raw)}"') for each in around)
+
+
+def test_quoted_addresses() -> None:
+    accepts = Accepts({"type": "string", "format": "email"})
+    for local in ("ab", '"a b"', r'"a\"b\\"'):
+        assert accepts(json.dumps(f"{local}@example.org"))
+
+
+@pytest.mark.parametrize("pattern", ["^.*$", r"^[^b]+$", r"\S+", r"^\W{0,3}$", '^(a|")*$', "^[ -~]*$", r"^\u00e9.*$"])
+def test_patterns_write_json(pattern: str) -> None:
+    assert unsupported({"type": "string", "pattern": pattern}) is None
+    accepts = Accepts({"type": "string", "pattern": pattern})
+    for raw in [*CONTROLS, '"', "\\"]:
+        assert not any(accepts(f'"{before}{raw}"') for before in ("", "a", "é"))
+
+
+@pytest.mark.parametrize("pattern", ["^a$|^b$", "^a|b$", r"^\$[0-9]$", "^[$^]$", "^[äöü]+$", "^.{128}.{0,72}$", r"^a,200,\{200\}$"])
+def test_patterns_that_are_kept(pattern: str) -> None:
+    assert unsupported({"type": "string", "pattern": pattern}) is None
 
 
 @pytest.mark.parametrize(
@@ -102,12 +185,73 @@ def accepts(grammar: xgrammar.Grammar, text: str) -> bool:
         ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}, "'$ref'"),
         ({"type": "object", "properties": {"a": {"type": "array", "items": INTEGER}, "b": 3}}, "#/properties/b"),
         ([], "#"),
+        ({"type": "string", "format": "json-pointer"}, "'format': 'json-pointer'"),
+        ({"type": "string", "format": "relative-json-pointer"}, "'format': 'relative-json-pointer'"),
+        *(
+            ({"type": "string", "pattern": pattern}, "a quote, a backslash or a control character")
+            for pattern in ('^"$', r"\t", "\t", r"^a\\b$", "^é.$", "^é[^b]$", r"^\x07$")
+        ),
+        *(({"type": "string", "pattern": pattern}, "leave it out") for pattern in ("a$b", "a^b", "(a$)*b", "^(^a)+b", "(a|^b)")),
+        ({"type": "string", "pattern": "^.{1,200}$"}, "more than 128 times: write"),
+        ({"type": ["string", "object"], "pattern": "a", "patternProperties": {'^"$': INTEGER}}, "a quote"),
+        (
+            {"type": "object", "properties": {"t": {"$ref": "#/parts/t"}}, "parts": {"t": {"type": "array", "uniqueItems": True}}},
+            "'uniqueItems' is not supported (at #/parts/t)",
+        ),
+        ({"$ref": "#/a", "a": {"$ref": "#/b", "minimum": 3}, "b": INTEGER}, "'minimum' is not supported beside '$ref' (at #/a)"),
+        ({"type": "object", "properties": {"ab": INTEGER}, "propertyNames": {"pattern": "^a$"}}, "'propertyNames'"),
+        ({"type": "object", "patternProperties": {"a": INTEGER}, "propertyNames": {"maxLength": 1}}, "'propertyNames'"),
+        ({"type": "object", "propertyNames": {"pattern": "^a$"}, "additionalProperties": False}, "'propertyNames'"),
+        ({"type": "object", "properties": {"ab": {"type": "number"}}, "patternProperties": {"b": INTEGER}}, "must not match 'ab'"),
+        ({"type": "object", "patternProperties": {"^a": INTEGER, "b$": STRING}}, "'patternProperties' of several"),
+        (
+            {"type": "object", "properties": {"b": STRING}, "patternProperties": {"^a$": INTEGER}, "additionalProperties": STRING},
+            "'additionalProperties' is not supported beside",
+        ),
+        ({"type": "object", "propertyNames": {"pattern": "x*"}, "minProperties": 3}, "'minProperties'"),
+        ({"type": "object", "additionalProperties": INTEGER, "minProperties": 2}, "'minProperties'"),
+        (
+            {"type": "object", "properties": {"a": INTEGER}, "required": ["a"], "additionalProperties": True, "minProperties": 2},
+            "'minProperties'",
+        ),
+        ({"oneOf": [kind_is(1), kind_is(1.0)]}, "'oneOf'"),
+        ({"oneOf": [kind_is([{"a": 1}]), kind_is([{"a": 1.0}])]}, "'oneOf'"),
     ],
     ids=lambda value: json.dumps(value)[:60],
 )
 def test_what_would_be_passed_over_is_refused_by_name(schema: Any, named: str) -> None:
     problem = unsupported(schema)
     assert problem is not None and named in problem
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("b", "abc"),
+        ("^a", "abc"),
+        ("c$", "abc"),
+        ("^x|b", "abc"),
+        (r"\$", "a$b"),
+        ("(a+)+b", "a" * 60 + "b"),
+        ("é", "né"),
+        ("^$", ""),
+    ],
+)
+def test_patterns_are_looked_for_within_names(pattern: str, found: str) -> None:
+    schema = {"type": "object", "properties": {found: STRING}, "patternProperties": {pattern: INTEGER}}
+    assert "must not match" in (unsupported(schema) or "")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "other"), [("x", "abc"), ("^b", "abc"), ("b$", "abc"), ("^ab$", "abc"), (r"^a\$$", "a"), ("^(a+)+b$", "a" * 60)]
+)
+def test_patterns_that_names_do_not_have_may_stand_beside_them(pattern: str, other: str) -> None:
+    schema = {"type": "object", "properties": {other: STRING}, "patternProperties": {pattern: INTEGER}}
+    assert unsupported(schema) is None
+
+
+def test_true_is_not_one() -> None:
+    assert unsupported({"oneOf": [kind_is(1), kind_is(True)]}) is None
 
 
 @pytest.mark.parametrize(
