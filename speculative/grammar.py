@@ -14,9 +14,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from speculative import json_schema
 from speculative.errors import InvalidRequestError
-from speculative.json_schema import LONGEST_PATTERN, costly, reason, unsupported
+from speculative.json_grammar import grammar as json_grammar
+from speculative.json_grammar import reason
+from speculative.json_schema import LONGEST_PATTERN, costly, unsupported
 from speculative.request import Grammar
 
 LONGEST = {"json_schema": 2**16, "regex": LONGEST_PATTERN, "ebnf": 2**13, "structural_tag": 2**18}
@@ -101,7 +102,7 @@ def _schema_problem(source: str) -> str | None:
 @lru_cache(maxsize=256)
 def _json_schema(source: str) -> str:
     """The grammar of a schema, with one way to write a value: what has no choice need not be asked of the model."""
-    return json_schema.grammar(json.loads(source))
+    return json_grammar(json.loads(source))
 
 
 @lru_cache(maxsize=256)
@@ -125,7 +126,7 @@ def _one_way(node: Any) -> Any:
         _check_length(Grammar("ebnf", written))
     if node.get("type") != "json_schema" or "json_schema" not in node:
         return {key: _one_way(value) for key, value in node.items()}
-    return {"type": "grammar", "grammar": json_schema.grammar(node["json_schema"])}
+    return {"type": "grammar", "grammar": json_grammar(node["json_schema"])}
 
 
 class GrammarMatcher:

@@ -1,16 +1,13 @@
-"""Which JSON schemas xgrammar keeps to the letter: what it would pass over in silence is named here instead.
-
-And the grammars of these, where two of its own would let a text be no JSON.
-"""
+"""Which JSON schemas xgrammar keeps to the letter: what it would pass over in silence is named here instead."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import xgrammar
+from speculative.json_grammar import LONGEST_STRING
+from speculative.json_patterns import names_found, pattern_problem
 
 IGNORED = frozenset(
     {
@@ -46,9 +43,6 @@ ALL_LENGTHS = 2**12
 Strings of the same lengths share it.
 """
 
-LONGEST_STRING = 2**8
-"""Characters from where on a longer string takes hardly longer to compile."""
-
 _ALTERNATIVES = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 """Each of them stands for a whole value: xgrammar reads one of them and none of what is beside it."""
 
@@ -60,74 +54,15 @@ _BESIDE = frozenset(
 )
 """What may stand beside them, as it asks for nothing. A ``type`` may stand beside values that are listed."""
 
-_RAW = r"[^\"\\\r\n]"
-"""One character of a counted string as xgrammar writes it: a tab as it is, and none that must be escaped."""
-
-_CHARACTER = r'([^\x00-\x1f"\\]|\\["\\/bfnrt])'
-"""And as JSON has it, without ``\\uXXXX``: compiling would take a third longer, and only control characters need it."""
-
-_BLOCK = 2**7
-"""Of so many repetitions xgrammar makes states, whose tokens it knows when it is compiled; more are counted while it writes."""
-
-_PAIR = ('"\\\\" [ -~]', r'"\\\\" "\\" [\"\\]')
-"""A backslash in a quoted part of an email address, which xgrammar lets come before any letter, and as JSON has it."""
-
 _SCHEMAS = ("additionalProperties", "unevaluatedProperties", "unevaluatedItems", "items", "propertyNames")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_OTHERS = ("additionalProperties", "unevaluatedProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
 def unsupported(schema: Any) -> str | None:
     """Why a text that xgrammar lets through might break ``schema``: the keyword, and where it stands; None if none can."""
     return costly(schema) or next(_problems(schema, schema, "#", set()), None)
-
-
-def grammar(schema: Any) -> str:
-    """The EBNF of the texts that fit ``schema``, with one way to write a value: json.dumps's. Raises what xgrammar does."""
-    text = str(xgrammar.Grammar.from_json_schema(json.dumps(schema), any_whitespace=False)).replace(*_PAIR)
-    rules: dict[str, str] = {}
-
-    def counted(match: re.Match[str]) -> str:
-        name = f"json_string_{match[1]}_{match[2].removeprefix('-')}"  # strings of the same lengths are compiled once
-        rules[name] = rf'"\"" {_repeated(int(match[1]), int(match[2]))} "\""'
-        return name
-
-    text = re.sub(r'"\\"" \S+_characters\S*?\{(\d+), (-?\d+)\} "\\""', counted, text)
-    rules |= {"json_characters": _regex(_CHARACTER + f"{{{_BLOCK}}}"), "json_character": _regex(_CHARACTER)}
-    return text.replace(_RAW, "json_character") + "".join(f"{name} ::= {rule}\n" for name, rule in rules.items())
-
-
-def _repeated(least: int, most: int) -> str:
-    """So many characters of a string; ``most`` is −1 for any number of them."""
-    blocks = [0, 0]
-    if most < 0 and least > LONGEST_STRING:
-        blocks = [least // _BLOCK] * 2
-    elif most > LONGEST_STRING:
-        first = least // _BLOCK
-        # What is left over is at least one block wide, so that no length between is left out.
-        blocks = [first, max(first, (most - least % _BLOCK - _BLOCK + 1) // _BLOCK)]
-    least, most = least - blocks[0] * _BLOCK, most - blocks[1] * _BLOCK if most >= 0 else most
-    left = _regex("".join(_pieces(least, most)))
-    return f"json_characters{{{blocks[0]}, {blocks[1]}}} {left}" if blocks[1] else left
-
-
-def _pieces(least: int, most: int) -> Iterator[str]:
-    """Repetitions of a character, each of no more than a block."""
-    while least > 0:
-        each = min(least, _BLOCK)
-        least, most = least - each, most - each if most >= 0 else most
-        yield f"{_CHARACTER}{{{each}}}"
-    more = most - _BLOCK
-    if most < 0:
-        yield f"{_CHARACTER}*"
-    elif more > 0:
-        yield f"({_CHARACTER}{{0,{more - 1}}}|{_CHARACTER}{{{more}}}{_CHARACTER}{{0,{_BLOCK}}})"
-    elif most:
-        yield f"{_CHARACTER}{{0,{most}}}"
-
-
-def _regex(pattern: str) -> str:
-    return f"Regex({json.dumps(pattern)})"
 
 
 def costly(node: Any) -> str | None:
@@ -231,59 +166,8 @@ def _strings(schema: Mapping[str, Any], place: str) -> Iterator[str]:
     if (kind := schema.get("format")) is not None and "string" in _types(schema) and kind not in FORMATS:
         yield f"'format': {kind!r} is not supported (at {place})"
     for pattern in (*([schema["pattern"]] if "pattern" in schema else ()), *(schema.get("patternProperties") or ())):
-        if (why := _pattern_problem(str(pattern))) is not None:
+        if (why := pattern_problem(str(pattern))) is not None:
             yield f"the pattern {pattern!r} is not supported (at {place}): {why}"
-
-
-def _pattern_problem(pattern: str) -> str | None:
-    try:
-        xgrammar.Grammar.from_regex(pattern)
-        # Where xgrammar takes it as a ``Regex`` of a JSON string, it leaves out what JSON escapes, else it does not.
-        text = str(xgrammar.Grammar.from_json_schema(json.dumps({"type": "string", "pattern": pattern})))
-    except RuntimeError as error:
-        return reason(error)
-    if re.search("[$^]", _anchored(pattern)):
-        return "'^' is followed at its beginning only, and '$' at its end, or that of alternatives outside of groups: leave it out"
-    if "::= Regex(" in text and any(map(_too_often, re.findall(r"\{[\d,]+\}", _plain(pattern)))):
-        return f"a part is repeated more than {_BLOCK} times: write '.{{{_BLOCK}}}.{{72}}' for '.{{200}}'"
-    rules = "\n".join(line for line in text.splitlines() if re.match(r"root_\S+ ::= (?!Regex)", line))
-    if any(_writes_what_json_escapes(token) for token in _TOKEN.findall(rules)):
-        return (
-            "a text of it could have a quote, a backslash or a control character, which JSON escapes: say which others it may have "
-            r"(and write characters beyond ASCII as \uXXXX)"
-        )
-    return None
-
-
-def _plain(pattern: str) -> str:
-    """A pattern with an x for each escape and class."""
-    return re.sub(r"\\.|\[\^?(?:\\.|[^\]\\])*\]", "x", pattern, flags=re.DOTALL)
-
-
-def _too_often(repetition: str) -> bool:
-    return any(int(count) > _BLOCK for count in repetition[1:-1].split(",") if count)
-
-
-def _anchored(pattern: str) -> str:
-    """A pattern without the anchors that may be there: at the ends of alternatives outside of groups."""
-    depth, alternatives = 0, [""]
-    for character in _plain(pattern):
-        depth += (character == "(") - (character == ")")
-        if character == "|" and depth == 0:
-            alternatives.append("")
-        else:
-            alternatives[-1] += character
-    return "|".join(each.removeprefix("^").removesuffix("$") for each in alternatives)
-
-
-def _writes_what_json_escapes(token: str) -> bool:
-    """Whether a class or a literal of xgrammar's EBNF has a quote, a backslash or a control character."""
-    if token.startswith('"'):
-        return re.search(r'\\(["\\abefnrtv0]|x[01])', token) is not None
-    # Python has its own ideas of these within a class.
-    inside = token[1:-1].replace(r"\e", r"\x1b")
-    plain = re.sub(r"\\.|[\[&~|]", lambda each: each[0] if each[0][1:] else rf"\{each[0]}", inside)
-    return any(re.fullmatch(f"[{plain}]", character) for character in _ESCAPED)
 
 
 def _names(schema: Mapping[str, Any], place: str) -> Iterator[str]:
@@ -302,7 +186,7 @@ def _names(schema: Mapping[str, Any], place: str) -> Iterator[str]:
     if len(patterns) > 1 and not _all_equal(patterns.values()):
         yield f"'patternProperties' of several schemas are not supported (at {place}), as a name may match more than one pattern"
     for pattern, schema_of_it in patterns.items():
-        for name in _found(pattern, [name for name in named if not _all_equal([named[name], schema_of_it])]):
+        for name in names_found(pattern, [name for name in named if not _all_equal([named[name], schema_of_it])]):
             yield f"'patternProperties' must not match {name!r}, which 'properties' has (at {place}): make {pattern!r} narrower"
     least, required = schema.get("minProperties"), schema.get("required") or ()
     is_open = "object" in _types(schema) and (not named or patterns or others is not None)
@@ -312,26 +196,6 @@ def _names(schema: Mapping[str, Any], place: str) -> Iterator[str]:
             f"'minProperties' above 1 and the number of 'required' names is not supported where names are open (at {place}): "
             "name the properties, or leave it out"
         )
-
-
-def _found(pattern: str, names: Sequence[str]) -> Iterator[str]:
-    """The names that a pattern is found in, and some more that it might be. Python's own search may take forever."""
-    if not names:
-        return
-    plain = _plain(pattern)
-    begins, ends = plain.startswith("^") and "|" not in plain, plain.endswith("$") and "|" not in plain
-    inside = f"({pattern[begins : len(pattern) - ends]})"
-    rule = _regex(("" if begins else r"[\s\S]*") + inside + ("" if ends else r"[\s\S]*"))
-    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(["<end>"], stop_token_ids=[0]), max_threads=1)
-    try:
-        compiled = compiler.compile_grammar(f"root ::= {rule}")
-    except RuntimeError:  # it cannot be told
-        yield from names
-        return
-    for name in names:
-        matcher = xgrammar.GrammarMatcher(compiled)
-        if len(name) > LONGEST_STRING or (matcher.accept_string(name) and matcher.is_completed()):
-            yield name
 
 
 def _all_equal(schemas: Iterable[Any]) -> bool:
@@ -374,11 +238,6 @@ def _is_one(value: Any, types: Sequence[Any]) -> bool:
         case list():
             return "array" in types
     return "object" in types
-
-
-def reason(error: Exception) -> str:
-    """What xgrammar says, without time and source file."""
-    return re.sub(r"^\[[\d:]+\] \S+:\d+: (Check failed: .* is false: )?", "", str(error)).strip()
 
 
 def _disjoint(schemas: Sequence[Any]) -> bool:
@@ -432,11 +291,6 @@ def _target(reference: Any, root: Any) -> Any:
     for step in reference.removeprefix("#").split("/")[1:]:
         root = root.get(step) if isinstance(root, dict) else None
     return root
-
-
-_ESCAPED = ('"', "\\", *map(chr, range(0x20)))
-_TOKEN = re.compile(r'\[(?:\\.|[^\]\\])*\]|"(?:\\.|[^"\\])*"')
-_OTHERS = ("additionalProperties", "unevaluatedProperties")
 
 
 _RANGE = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import xgrammar
 
-from speculative.json_schema import ALL_LENGTHS, ALL_PATTERNS, FORMATS, LONGEST_PATTERN, LONGEST_STRING, grammar, unsupported
+from speculative.json_grammar import LONGEST_STRING, grammar
+from speculative.json_schema import ALL_LENGTHS, ALL_PATTERNS, FORMATS, LONGEST_PATTERN, unsupported
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 
