@@ -48,13 +48,13 @@ def read_questions(
     for number, row in lines:
         try:
             found = _question(row)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if found is None or len(questions.setdefault(found[0], [])) == count:
+                continue
+            kind, messages, expected = found
+            text = str(tokenizer.apply_chat_template(messages, tools=row.get("tools"), tokenize=False, add_generation_prompt=True))
+            token_ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        except Exception as error:  # templates are programs: they raise whatever they like
             raise PromptError(f"{path}, line {number}: not a dialogue ({error!r})") from error
-        if found is None or len(questions.setdefault(found[0], [])) == count:
-            continue
-        kind, messages, expected = found
-        text = str(tokenizer.apply_chat_template(messages, tools=row.get("tools"), tokenize=False, add_generation_prompt=True))
-        token_ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         if len(token_ids) <= max_tokens:
             grammar = _strict_grammar(row["tools"], tokenizer) if strict_tools and row.get("tools") else None
             questions[kind].append(Question(kind, token_ids, expected, grammar))

@@ -29,7 +29,7 @@ def offline(
     transformers: Annotated[
         bool, typer.Option("--transformers/--no-transformers", help="Also run transformers' generate, for comparison.")
     ] = True,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     model: options.Model = None,
     dtype: options.DType = None,
     device: options.Device = None,
@@ -88,7 +88,7 @@ def answers(
         bool, typer.Option("--strict-tools", help="Have calls follow their tools' schemas, as where a request's tools are strict.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Which dialogues are drawn.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     model: options.Model = None,
     drafter: options.Drafter = None,
     dtype: options.DType = None,
@@ -136,7 +136,7 @@ def predictions(
         typer.Option(min=0, help="Places where the prediction is wrong. Give it again for more. (default: 1, 4, 8)"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn, and where predictions are wrong.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     model: options.Model = None,
     drafter: options.Drafter = None,
     draft_policy: options.DraftPolicy = None,
@@ -184,7 +184,7 @@ def watching(
         str | None, typer.Option(help="JSON object of parameters; requests that have them are measured as a third way.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Which questions are drawn.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     model: options.Model = None,
     drafter: options.Drafter = None,
     dtype: options.DType = None,

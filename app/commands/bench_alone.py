@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,7 +28,7 @@ def alone(
             help="Share of an answer after which the target is gone. Give it again for more. (default: 0.25, 0.5, 0.75)",
         ),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     model: options.Model = None,
     dtype: options.DType = None,
     num_threads: options.NumThreads = None,

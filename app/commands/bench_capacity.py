@@ -16,7 +16,9 @@ def capacity(
     costs: Annotated[
         Path, typer.Option(help="What a replica costs: a file of `moaserve bench costs`, or one like it written by hand.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for capacity.json and capacity.png.")] = Path("capacity"),
+    out: Annotated[Path, typer.Option(help="Folder for capacity.json and capacity.png.", callback=options.writable_folder)] = Path(
+        "capacity"
+    ),
     sessions: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Concurrent sessions. Give it again for more. (default: 1000, 10000, 100000, 1000000)"),

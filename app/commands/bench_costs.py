@@ -12,7 +12,9 @@ from app.commands import loading, options
 
 
 def costs(
-    json: Annotated[Path, typer.Option(help="Write the costs here, for `moaserve bench capacity`.")],
+    json: Annotated[
+        Path, typer.Option(help="Write the costs here, for `moaserve bench capacity`.", callback=options.writable_file)
+    ],
     prompts: options.Prompts = None,
     batches: Annotated[str, typer.Option(help="Texts that run together, with commas.")] = "1,2,4,8,16,32",
     steps: Annotated[int, typer.Option(min=1, help="Steps of each batch.")] = 60,

@@ -22,7 +22,7 @@ def fairness(
     settling: Annotated[float, typer.Option(min=0, help="Seconds for which the streams run before that.")] = 2.0,
     prompts: options.Prompts = None,
     seed: Annotated[int, typer.Option(help="Which prompts the texts are made of.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     model: Annotated[
         str, typer.Option(help="The target: 'bundled', a folder or a hub id.", rich_help_panel=options.ENGINE)
     ] = "bundled",

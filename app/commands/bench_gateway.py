@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ def gateway(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated for each request.")] = 128,
     seed: Annotated[int, typer.Option(help="Which questions are drawn.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     model: options.Model = None,
     drafter: options.Drafter = None,
     dtype: options.DType = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,7 +25,7 @@ def gpu(
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated for each.")] = 128,
     prompts: options.Prompts = None,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     dtype: options.DType = None,
     device: options.Device = None,
 ) -> None:

@@ -54,7 +54,9 @@ def network(
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated per prompt.")] = 128,
     max_prompt_tokens: options.MaxPromptTokens = 1024,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn; also sampling's seed, and the relay's.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json and pictures.", file_okay=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for results.json and pictures.", callback=options.writable_folder)
+    ] = None,
     model: Annotated[
         str, typer.Option(help="The target: 'bundled', a folder or a hub id.", rich_help_panel=options.ENGINE)
     ] = "bundled",

@@ -49,7 +49,9 @@ def peers(
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated per prompt.")] = 128,
     max_prompt_tokens: options.MaxPromptTokens = 1024,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json and a picture.", file_okay=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for results.json and a picture.", callback=options.writable_folder)
+    ] = None,
     model: options.Model = None,
     drafter: options.Drafter = None,
     dtype: options.DType = None,

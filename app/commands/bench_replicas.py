@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +21,7 @@ def replicas(
     chats: Annotated[int, typer.Option(min=1, help="Chats of four turns.")] = 60,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of throughput, of each way in turn.")] = 5,
     seed: Annotated[int, typer.Option(help="Which replica is killed when.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     drafter: options.Drafter = None,
     compile: options.Compile = "off",
 ) -> None:

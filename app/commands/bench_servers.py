@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -66,7 +65,7 @@ def turns(
     conversations: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of text in the first turn.")] = 1000,
     seed: Annotated[int, typer.Option(help="Which prompts the texts are made of.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
 ) -> None:
     """How soon a conversation's second turn begins: on a server that knows the first, on another one, and on one that does not.
 

@@ -126,7 +126,9 @@ def serving(
         Path | None,
         typer.Option(exists=True, help="Results of another measurement with the same requests, to be put beside this one's."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json and pictures.", file_okay=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for results.json and pictures.", callback=options.writable_folder)
+    ] = None,
     pin: Annotated[
         bool, typer.Option("--pin/--no-pin", help="Keep servers off one core, which the generator has, where there are two.")
     ] = True,

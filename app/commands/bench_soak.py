@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +19,7 @@ def soak(
         float, typer.Option(min=0, help="MiB by which the last quarter may exceed the second; more ends with exit code 1.")
     ] = 16.0,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write all figures here as JSON.")] = None,
+    json: options.ResultFile = None,
     model: Annotated[
         str, typer.Option(help="The target: 'bundled', a folder or a hub id.", rich_help_panel=options.ENGINE)
     ] = "bundled",

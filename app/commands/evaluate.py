@@ -38,7 +38,9 @@ def evaluate(
             "more. (default: none)"
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json and the plots.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for results.json and the plots.", callback=options.writable_folder)
+    ] = None,
     model: options.Model = None,
     dtype: options.DType = None,
     device: options.Device = None,
@@ -69,7 +71,6 @@ def evaluate(
             options.fail(f"--memory-format: one of {', '.join(known)}, not {each!r}", code=2)
     if "none" in names.values():
         options.fail("--drafter none: plain decoding is measured beside every drafter anyway", code=2)
-    options.check_folder("--out", out)
     # Of the drafters, each gets a configuration of its own.
     config = options.engine_config(locals() | {"drafter": None, "draft_lookup": 0, "draft_policy": "fixed", "max_num_seqs": 1})
     from benchmarks import evaluation as measuring

@@ -21,6 +21,31 @@ S = TypeVar("S", bound="HttpSettings")
 ENGINE = "Model and engine"
 SPECULATION = "Speculation"
 
+
+def writable_folder(param: typer.CallbackParam, folder: Path | None) -> Path | None:
+    """An option's value; ends the program, before anything is done for it, where results could not be written to this folder."""
+    from training.places import unusable
+
+    if folder is not None and (reason := unusable(folder)):
+        fail(f"{param.opts[0]} {folder}: {reason}", code=2)
+    return folder
+
+
+def writable_file(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """The same of a file."""
+    from training.places import unusable
+
+    if path is None:
+        return None
+    if path.is_dir():
+        fail(f"{param.opts[0]} {path} is a folder, and a file is wanted", code=2)
+    reason = unusable(path.parent) if not os.path.exists(path) else None if os.access(path, os.W_OK) else "it cannot be written to"
+    if reason is not None:
+        fail(f"{param.opts[0]} {path}: {reason}", code=2)
+    return path
+
+
+ResultFile = Annotated[Path | None, typer.Option(help="Write all figures here as JSON.", callback=writable_file)]
 Config = Annotated[Path | None, typer.Option(help="TOML file with any of these settings, e.g. max_num_seqs = 8.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error. (default: info)")]
 Model = Annotated[
@@ -175,34 +200,12 @@ def settings_of(kind: type[S], options: Mapping[str, Any]) -> S:
 def engine_config(parameters: dict[str, Any]) -> EngineConfig:
     """What a measuring command's parameters say of the engine, by name; its other parameters are passed over.
 
-    Each prompt is read anew, however often it comes. Ends the program where the result could not be written to its ``json``.
+    Each prompt is read anew, however often it comes.
     """
     from speculative.config import EngineConfig
 
-    check_file("--json", parameters.get("json"))
     names = [field.name for field in fields(EngineConfig) if field.name in parameters]
     return load_settings(**{"prefix_cache_tokens": 0} | {name: parameters[name] for name in names}).engine_config()
-
-
-def check_folder(option: str, folder: Path | None) -> None:
-    """End the program, before anything is done for it, where results could not be written to this folder (None: not wanted)."""
-    from training.places import unusable
-
-    if folder is not None and (reason := unusable(folder)):
-        fail(f"{option} {folder}: {reason}", code=2)
-
-
-def check_file(option: str, path: Path | None) -> None:
-    """The same of a file."""
-    from training.places import unusable
-
-    if path is None:
-        return
-    if path.is_dir():
-        fail(f"{option} {path} is a folder, and a file is wanted", code=2)
-    reason = unusable(path.parent) if not os.path.exists(path) else None if os.access(path, os.W_OK) else "it cannot be written to"
-    if reason is not None:
-        fail(f"{option} {path}: {reason}", code=2)
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any] | None:

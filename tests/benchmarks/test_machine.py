@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from click import Option
+from typer.testing import CliRunner
 
+from app.cli import cli
 from app.commands import options
 from benchmarks.machine import write_json
 
@@ -23,9 +26,19 @@ def test_a_result_that_the_disk_does_not_take_is_printed(tmp_path: Path, capsys:
     assert json.loads(capsys.readouterr().out)["speed"] == 2.0
 
 
+@pytest.mark.parametrize(
+    "arguments", [["offline", "--json"], ["soak", "--json"], ["costs", "--json"], ["serving", "--out"]], ids=" ".join
+)
+def test_where_results_cannot_be_written_is_found_out_first(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(cli, ["bench", *arguments, str(tmp_path / "file" / "results")])
+    assert done.exit_code == 2 and f"{arguments[1]} {tmp_path}/file/results: {tmp_path}/file is no folder" in done.stderr
+
+
 def test_what_is_there_need_only_be_writable_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "result.json").touch()
     monkeypatch.setattr("os.access", lambda path, _: Path(path).name == "result.json")
-    options.check_file("--json", tmp_path / "result.json")  # as /dev/stdout is, for those who may make no devices
+    option = Option(["--json"])
+    options.writable_file(option, tmp_path / "result.json")  # as /dev/stdout is, for those who may make no devices
     with pytest.raises(typer.Exit):
-        options.check_file("--json", tmp_path / "another.json")
+        options.writable_file(option, tmp_path / "another.json")
