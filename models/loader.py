@@ -29,6 +29,9 @@ BUNDLED = {"target": PRETRAINED / "concierge", "drafter": PRETRAINED / "concierg
 STORED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Types that weights are read from."""
 
+SAMPLED = 64
+"""Numbers of each weight that are looked at: where training has diverged none of them is finite."""
+
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 """Files that a tokenizer's tokens are in."""
 
@@ -269,6 +272,8 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
                     "checkpoint that they were made of"
                 )
             parameter.copy_(state[name])
+            if not parameter.view(-1)[:SAMPLED].isfinite().all():
+                raise CheckpointError(f"{folder}: {name} is not finite: the file is damaged, or its training has diverged")
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

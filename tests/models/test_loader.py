@@ -167,6 +167,12 @@ def test_quantized_weights_are_not_cast(checkpoint: Callable[..., Path], dtype: 
     refuse(checkpoint(**{name: load_file(TARGET / "model.safetensors")[name].to(dtype)}), "quantized weights")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(checkpoint: Callable[..., Path], value: float) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    refuse(checkpoint(**{name: load_file(TARGET / "model.safetensors")[name].fill_(value)}), "not finite")
+
+
 def test_a_head_of_its_own_is_not_taken_for_the_embedding(checkpoint: Callable[..., Path]) -> None:
     embedding = load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"]
     tied = changed(tie_word_embeddings=True)
