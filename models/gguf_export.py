@@ -87,7 +87,6 @@ def _architecture(config: DecoderConfig) -> str:
     missing = {
         "a bias of attention's output": name != LLAMA and config.output_bias,
         "a bias of queries, keys and values": name == "qwen3" and config.attention_bias,
-        "biases of MLPs": name != LLAMA and config.mlp_bias,
         "rope type 'yarn'": config.rope.kind == "yarn",
         "rope type 'llama3'": name != LLAMA and config.rope.kind == "llama3",
         "heads that are not as wide together as the model": name == "qwen2"

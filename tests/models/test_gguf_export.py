@@ -127,7 +127,7 @@ def test_llama3_scaling_divides_frequencies_as_transformers_does() -> None:
     ("changes", "message"),
     [
         ({"architectures": ["GemmaForCausalLM"]}, "architecture 'GemmaForCausalLM' is not supported"),
-        ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": True}, "qwen2 has not what this Qwen2ForCausalLM has: a bias"),
+        ({"architectures": ["Qwen3ForCausalLM"], "attention_bias": True}, "qwen3 has not what this Qwen3ForCausalLM has: a bias"),
         ({"architectures": ["Qwen3ForCausalLM"], "rope_parameters": LLAMA3}, "rope type 'llama3'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
         ({"intermediate_size": 700}, "has shape (768, 288), the config asks for (700, 288)"),
