@@ -46,6 +46,16 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse sizes that there are not, and heads that do not divide."""
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise CheckpointError(f"{name} is {getattr(self, name)}, and must be at least 1")
+        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+            raise CheckpointError(
+                f"{self.num_kv_heads} KV heads must divide {self.num_heads} heads, each of an even size (they have {self.head_dim})"
+            )
+
     @property
     def kv_size(self) -> int:
         """E_kv: keys and values of one token in one layer, 2·n_kv·d."""
@@ -108,7 +118,7 @@ class DecoderConfig:
             raise CheckpointError(f"hidden_act {activation!r} is not supported (silu is)")
         heads, size = int(config["num_attention_heads"]), int(config["hidden_size"])
         bias = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")  # the others' classes do not read it
-        made = cls(
+        return cls(
             architecture=name,
             vocab_size=int(config["vocab_size"]),
             hidden_size=size,
@@ -126,18 +136,6 @@ class DecoderConfig:
             mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
             qk_norm=family == "qwen3",
         )
-        made._check()
-        return made
-
-    def _check(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise CheckpointError(f"config.json: {name} is {getattr(self, name)}, and must be at least 1")
-        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
-            raise CheckpointError(
-                f"config.json: {self.num_kv_heads} KV heads must divide {self.num_heads} heads, each of an even size (they have "
-                f"{self.head_dim})"
-            )
 
 
 def _sliding_window(config: Mapping[str, Any], family: str) -> int | None:
