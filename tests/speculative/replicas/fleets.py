@@ -28,14 +28,21 @@ class Replica:
     outboxes: Outboxes = field(default_factory=lambda: Outboxes(gather_s=0))
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def answer(self, name: str, request: Request, wish: Wish, inbox: Inbox) -> None:
-        try:
-            async with aclosing(answer(name, self.engine.info, self.engine.generate, request, wish)) as messages:
-                async for told in messages:
-                    self.outboxes.put(INGRESS, told)
-        except asyncio.CancelledError:
-            inbox.fail(ReplicaLostError("killed", name))
-            raise
+    def begin(self, name: str, request: Request, wish: Wish, inbox: Inbox) -> asyncio.Task[None]:
+        def ended(task: asyncio.Task[None]) -> None:
+            self.tasks.discard(task)
+            if task.cancelled():  # perhaps before it ran at all
+                inbox.fail(ReplicaLostError("killed", name))
+
+        task = asyncio.create_task(self._answer(name, request, wish))
+        self.tasks.add(task)
+        task.add_done_callback(ended)
+        return task
+
+    async def _answer(self, name: str, request: Request, wish: Wish) -> None:
+        async with aclosing(answer(name, self.engine.info, self.engine.generate, request, wish)) as messages:
+            async for told in messages:
+                self.outboxes.put(INGRESS, told)
 
 
 class LocalFleet:
@@ -100,15 +107,13 @@ class LocalFleet:
         self.placed.append((request.request_id, name))
         self.asked.append(request)
         with self._inboxes.opened(request.request_id) as inbox:
-            call = asyncio.create_task(replica.answer(name, request, wish, inbox))
-            replica.tasks.add(call)
+            call = replica.begin(name, request, wish, inbox)
             try:
                 async with aclosing(inbox.messages()) as messages:
                     async for told in messages:
                         yield told
             finally:
                 self.loads.end(request.request_id)
-                replica.tasks.discard(call)
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)
 

@@ -167,6 +167,15 @@ async def test_texts_without_a_seed_go_on_with_the_one_that_was_drawn(make_spell
     assert_same(text, Text.of(run(make_speller("none"), [first])[first.request_id]))
 
 
+async def test_a_replica_may_be_lost_before_it_says_anything(make_speller: MakeSpeller, spelling: Path) -> None:
+    async with replicated(make_speller, spelling, 2) as (engine, fleet):
+        text = asyncio.create_task(written(engine, asked(1)))
+        while not fleet.placed:
+            await asyncio.sleep(0)
+        fleet.kill(fleet.placed[0][1])
+        assert_same(await text, Text.of(run(make_speller("none"), [asked(1)])["text-1"]))
+
+
 async def test_a_replica_that_stops_in_order_is_left_for_another(make_speller: MakeSpeller, spelling: Path) -> None:
     expected = Text.of(run(make_speller("none"), [asked(1)])["text-1"])
     async with replicated(make_speller, spelling, 2) as (engine, fleet):
@@ -262,7 +271,7 @@ async def test_who_goes_away_ends_the_request_at_its_replica(make_speller: MakeS
         await anext(stream)
         await stream.aclose()
         while engine.status().num_running:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
         assert fleet.loads.of("replica-0") == 0
 
 
