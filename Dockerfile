@@ -17,7 +17,7 @@ COPY pyproject.toml constraints.txt ./
 ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt \
     PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 # As in the Makefile: on a CPU torch comes from its CPU index, which saves gigabytes, or from the default one where that cannot be
-# reached; and no Triton, a GPU compiler of 1 GB that xgrammar asks for and that torch would load.
+# reached.
 RUN set -eu; \
     case "$DEVICE" in cpu | cuda) ;; *) echo "DEVICE must be cpu or cuda, not '$DEVICE'" >&2; exit 1 ;; esac; \
     python -m venv --without-pip /opt/venv; \
@@ -32,8 +32,7 @@ RUN set -eu; \
     python -c "import tomllib; import os; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = [name for name in os.environ['EXTRAS'].split(',') if name]; \
 print(*project['dependencies'], *(each for name in extras for each in project['optional-dependencies'][name]), sep='\n')" >requirements.txt; \
-    in_venv install --requirement requirements.txt; \
-    if [ "$DEVICE" = cpu ]; then in_venv uninstall --yes triton; fi
+    in_venv install --requirement requirements.txt
 # Apart from its dependencies, so that a new version of ours is a small layer.
 COPY . .
 RUN pip --python /opt/venv/bin/python install --no-deps --target /opt/moaserve .

@@ -15,8 +15,6 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CPU_TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # True on a Linux machine without an NVIDIA GPU.
 WITHOUT_GPU := [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null
-# xgrammar asks for Triton, a GPU compiler of 1 GB that nothing uses on a CPU and that torch would load.
-WITHOUT_TRITON := if $(WITHOUT_GPU); then $(PIP) uninstall --quiet --yes triton; fi
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
@@ -59,13 +57,11 @@ clean:
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo 'Installing what serving needs ...'
 	@$(PIP) install --quiet --constraint constraints.txt --editable .
-	@$(WITHOUT_TRITON)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo 'Installing what the tests and checks need ...'
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
-	@$(WITHOUT_TRITON)
 	@touch $@ $(VENV)/.installed
 
 # On Linux the default torch wheel brings gigabytes of CUDA libraries. A machine without an NVIDIA GPU takes the CPU wheel where

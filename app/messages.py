@@ -18,7 +18,7 @@ class StrictModel(BaseModel):
 
 
 DEEPEST = 64
-"""Levels of a JSON schema: compiling one takes time that grows with the cube of its depth."""
+"""Levels of a JSON schema: llguidance reads 128 at most, and a schema may be part of a larger grammar."""
 
 
 def _not_too_deep(schema: Any) -> Any:

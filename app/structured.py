@@ -60,7 +60,7 @@ class StructuredOutputs(StrictModel):
     json_object: bool | None = Field(None, description="Any JSON object.")
     regex: str | None = None
     choice: Choices | None = Field(None, description="One of these texts.")
-    grammar: str | None = Field(None, description="In xgrammar's EBNF, beginning with the rule `root`.")
+    grammar: str | None = Field(None, description="In Lark as llguidance reads it, or in llama.cpp's GBNF with a rule `root`.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class StructuredRequest(StrictModel):
             "structured_outputs.json_object": _json_schema({"type": "object"}) if asked.json_object else None,
             "structured_outputs.regex": _given("regex", asked.regex),
             "structured_outputs.choice": _choice(asked.choice),
-            "structured_outputs.grammar": _given("ebnf", asked.grammar),
+            "structured_outputs.grammar": _given("lark", asked.grammar),
             "guided_json": _json_schema(self.guided_json),
             "guided_regex": _given("regex", self.guided_regex),
             "guided_choice": _choice(self.guided_choice),
-            "guided_grammar": _given("ebnf", self.guided_grammar),
+            "guided_grammar": _given("lark", self.guided_grammar),
         }
         first = [] if self.openai_form is None else [self.openai_form]
         return first + [Constraint(grammar, param) for param, grammar in forms.items() if grammar is not None]
@@ -128,11 +128,11 @@ def _json_schema(schema: dict[str, Any] | None) -> Grammar | None:
     return None if schema is None else Grammar("json_schema", json.dumps(schema))
 
 
-def _given(kind: Literal["regex", "ebnf"], source: str | None) -> Grammar | None:
+def _given(kind: Literal["regex", "lark"], source: str | None) -> Grammar | None:
     return None if source is None else Grammar(kind, source)
 
 
 def _choice(texts: Sequence[str] | None) -> Grammar | None:
     if texts is None:
         return None
-    return Grammar("ebnf", "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+    return Grammar("lark", "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))

@@ -1,208 +1,220 @@
-"""Grammars that texts must follow, by xgrammar: which tokens may come next, and what must."""
+"""Grammars that texts must follow, by llguidance: which tokens may come next, and what must."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import takewhile
 from typing import Any
 
 import torch
-import xgrammar
+from llguidance import LLMatcher, LLTokenizer
+from llguidance._tokenizer import TokenizerWrapper
+from llguidance.gbnf_to_lark import any_to_lark
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from speculative.errors import InvalidRequestError
-from speculative.json_grammar import grammar as json_grammar
-from speculative.json_grammar import reason
-from speculative.json_schema import LONGEST_PATTERN, costly, unsupported
+from speculative.json_schema import LONGEST_PATTERN, place_of, prepared
 from speculative.request import Grammar
 
-LONGEST = {"json_schema": 2**16, "regex": LONGEST_PATTERN, "ebnf": 2**13, "structural_tag": 2**18}
-"""Characters of a grammar: repetitions side by side take a time to compile that grows with the square of their number."""
+LONGEST = {"json_schema": 2**16, "regex": LONGEST_PATTERN, "lark": 2**13, "llguidance": 2**18}
+"""Characters of a grammar: what may be left out, side by side, takes time and memory that grow with the square of its number."""
 
-CACHE_BYTES = 64 * 2**20
-"""Compiled grammars that are kept for the next request, by xgrammar's count."""
+LONGEST_RULES = 2**15
+"""Characters of the rules of several grammars, which are as many as there are tools."""
 
-MOST_KEPT = 256
-"""Grammars that are kept, whatever they count: parts that many have in common are counted once, and so what the thousandth adds to
-the process is several times what it adds to the count."""
+MOST_KEPT = 64
+"""Grammars that are kept for the next request."""
 
-_LONG_TOKEN = 32
-"""Characters that few tokens have more of: as much text is looked at as so many tokens may have."""
-
-_ERRORS = (RuntimeError, ValueError, xgrammar.InvalidJSONError, xgrammar.InvalidStructuralTagError)
+KEPT_BYTES = MOST_KEPT * 2**20
+"""What these take at most, but for grammars far larger than people write: some 0.3 MB each."""
 
 
 class Grammars:
-    """Compiles grammars for one model's tokens; up to ``MOST_KEPT`` are kept, then none, and so on. Safe in several threads.
+    """Compiles grammars for one model's tokens. Safe in several threads.
 
-    ``end_token_ids`` end a text, and may do so where its grammar is complete.
+    ``end_token_ids`` end a text, and may do so where its grammar is complete. Raises ValueError where a tokenizer does not tell its
+    tokens' bytes.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: Sequence[int]) -> None:
-        self._vocab_size, self._ends = vocab_size, list(end_token_ids)
-        # Its own: tokenizers are not made for several threads.
-        self._text = Tokenizer.from_str(tokenizer._tokenizer.to_str()) if hasattr(tokenizer, "_tokenizer") else None
-        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=self._ends)
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
-        self._kept: set[int] = set()
+        if not hasattr(tokenizer, "_tokenizer"):
+            raise ValueError("it is none of the tokenizers library")
+        self._ends = list(end_token_ids)
+        self._tokenizer = _known_tokenizer(tokenizer._tokenizer, vocab_size, self._ends)
+        # A grammar is checked in one thread and followed in another, the engine's, which is not to do it all again.
+        self._compiled = lru_cache(maxsize=MOST_KEPT)(self._compile)
 
-    def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+    def compile(self, grammar: Grammar) -> None:
         """Raises InvalidRequestError for what is no grammar, or none that can be followed."""
-        if not self._ends:
-            raise InvalidRequestError("this model has no end token, so no grammar could end its text", param="grammar")
-        _check_length(grammar)
-        self._make_room(grammar)
-        try:
-            match grammar.kind:
-                case "json_schema":
-                    if (problem := _schema_problem(grammar.source)) is not None:
-                        raise InvalidRequestError(problem, param="grammar")
-                    return self._compiler.compile_grammar(_json_schema(grammar.source))
-                case "regex":
-                    return self._compiler.compile_regex(grammar.source)
-                case "ebnf":
-                    return self._compiler.compile_grammar(grammar.source)
-                case "structural_tag":
-                    return self._compiler.compile_structural_tag(_structural_tag(grammar.source))
-        except _ERRORS as error:
-            raise InvalidRequestError(reason(error), param="grammar") from None
-
-    def _make_room(self, grammar: Grammar) -> None:
-        name = hash(grammar)  # their sources may be long
-        if name not in self._kept and len(self._kept) >= MOST_KEPT:
-            self._kept.clear()
-            self._compiler.clear_cache()
-        self._kept.add(name)
+        self._compiled(grammar)
 
     def follow(self, grammar: Grammar) -> GrammarMatcher:
         """The beginning of a text that follows ``grammar``; raises as ``compile``."""
-        return GrammarMatcher(self.compile(grammar), self._vocab_size, self._text)
+        return GrammarMatcher(self._compiled(grammar).deep_copy(), self._ends)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        if (length := len(grammar.source)) > (most := LONGEST[grammar.kind]):
+            raise _refused(f"it has {length} characters, and at most {most} are compiled")
+        try:
+            source = _source(grammar)
+        except ValueError as error:
+            raise _refused(str(error)) from None
+        except RecursionError:
+            raise _refused("it is nested too deeply") from None
+        matcher = LLMatcher(self._tokenizer, source, log_level=0)
+        if matcher.is_error():
+            said = reason(matcher.get_error())
+            raise _refused(said + (place_of(json.loads(grammar.source), said) if grammar.kind == "json_schema" else ""))
+        return matcher
 
 
-def _check_length(grammar: Grammar) -> None:
-    if len(grammar.source) > LONGEST[grammar.kind]:
-        message = f"it has {len(grammar.source)} characters, and at most {LONGEST[grammar.kind]} are compiled"
-        raise InvalidRequestError(message, param="grammar")
+class _Spelled:
+    """A tokenizer for llguidance with what each token spells; it calls this for the tokens of a text that must come."""
+
+    def __init__(self, text: Tokenizer, spelled: LLTokenizer, end_token_id: int) -> None:
+        plain = {token for token, each in text.get_added_tokens_decoder().items() if not each.special}
+        tokens = range(spelled.vocab_size)  # those that the tokenizer does not have are special too
+        self.tokens = [spelled.decode_bytes([token]) for token in tokens]
+        self.special_token_ids = [token for token in tokens if spelled.is_special_token(token) and token not in plain]
+        self.eos_token_id, self.bos_token_id = end_token_id, None
+        self._text = text
+
+    def __call__(self, text: str) -> list[int]:
+        ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
+        return ids
 
 
-# A grammar is checked in one thread and followed in another, the engine's, which is not to do it all again.
-@lru_cache(maxsize=256)
-def _schema_problem(source: str) -> str | None:
-    """Why no text could be held to this schema; None if texts can."""
+def _known_tokenizer(text: Tokenizer, vocab_size: int, end_token_ids: list[int]) -> LLTokenizer:
+    source = text.to_str()
+    # It takes all added tokens in angle brackets for special ones, which no text may hold: <tool_call> too, which is none.
+    if all(each.special for each in text.get_added_tokens_decoder().values()):
+        return LLTokenizer(source, n_vocab=vocab_size, eos_token=end_token_ids)
+    spelled = LLTokenizer(source, n_vocab=vocab_size, eos_token=end_token_ids, slices=[])
+    # Its own: tokenizers are not made for several threads.
+    wrapped = TokenizerWrapper(_Spelled(Tokenizer.from_str(source), spelled, end_token_ids[0]))
+    return LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=end_token_ids)
+
+
+def _refused(problem: str) -> InvalidRequestError:
+    return InvalidRequestError(problem, param="grammar")
+
+
+def _source(grammar: Grammar) -> str:
+    """A grammar in llguidance's words; raises ValueError for what is none."""
+    match grammar.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(json.dumps(prepared(_parsed(grammar.source))))
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "lark":
+            return LLMatcher.grammar_from_lark(_lark(grammar.source))
+        case "llguidance":
+            return json.dumps({"grammars": _parts(_parsed(grammar.source))})
+
+
+def _parts(several: Any) -> list[dict[str, Any]]:
+    """Several grammars in llguidance's words: their schemas are followed as far as they can be."""
     try:
-        return unsupported(json.loads(source))
+        if (length := sum(len(part.get("lark_grammar", "")) for part in several["grammars"])) > LONGEST_RULES:
+            raise ValueError(f"its rules have {length} characters, and at most {LONGEST_RULES} are compiled")
+        return [
+            part | {"json_schema": prepared(part["json_schema"], lenient=True)}
+            if "json_schema" in part
+            else part | {"lark_grammar": _lark(part["lark_grammar"])}
+            for part in several["grammars"]
+        ]
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError('it must be {"grammars": [{"name": …, "lark_grammar": …}, {"name": …, "json_schema": …}]}') from None
+
+
+def _lark(source: str) -> str:
+    try:
+        converted: str = any_to_lark(source)
+    except Exception as error:  # of several kinds
+        raise ValueError(f"it is neither Lark nor GBNF: {error}") from None
+    return converted
+
+
+def _parsed(source: str) -> Any:
+    try:
+        return json.loads(source)
     except ValueError as error:
-        return f"the schema is not JSON: {error}"
+        raise ValueError(f"it is not JSON: {error}") from None
 
 
-@lru_cache(maxsize=256)
-def _json_schema(source: str) -> str:
-    """The grammar of a schema, with one way to write a value: what has no choice need not be asked of the model."""
-    return json_grammar(json.loads(source))
-
-
-@lru_cache(maxsize=256)
-def _structural_tag(source: str) -> str:
-    """A structural tag whose JSON has one way to write a value too; xgrammar's own lets white space vary.
-
-    Schemas are followed as far as they can be, so nothing is said of what is not; but what is in it is no longer than by itself.
-    """
-    tag = json.loads(source)
-    if (problem := costly(tag)) is not None:
-        raise InvalidRequestError(problem, param="grammar")
-    return json.dumps(_one_way(tag))
-
-
-def _one_way(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_one_way(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    if node.get("type") == "grammar" and isinstance(written := node.get("grammar"), str):
-        _check_length(Grammar("ebnf", written))
-    if node.get("type") != "json_schema" or "json_schema" not in node:
-        return {key: _one_way(value) for key, value in node.items()}
-    return {"type": "grammar", "grammar": json_grammar(node["json_schema"])}
+def reason(message: str) -> str:
+    """What llguidance says, in one line and without the grammar around it."""
+    lines = [line.strip() for line in message.splitlines()]
+    told = " ".join(line for line in lines if line.strip("^ ") and not re.match(r"\d+ \|", line))
+    if keys := re.fullmatch(r"Unimplemented keys: \[(.*)\]", told):
+        return keys[1].replace('"', "'") + (" are not supported" if "," in keys[1] else " is not supported")
+    return re.sub(r"^at \d+\(\d+\): invalid regex .* \(in regex\): ", "", told)
 
 
 class GrammarMatcher:
     """Where one text stands in its grammar."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int, text: Tokenizer | None) -> None:
-        self._matcher = xgrammar.GrammarMatcher(compiled)
-        self._bitmask = xgrammar.allocate_token_bitmask(1, vocab_size)
-        self._vocab_size = vocab_size
-        self._text = text
-        self._stuck = False
+    def __init__(self, matcher: LLMatcher, end_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._ends = end_token_ids
+        self._ended = False
 
     @property
     def ended(self) -> bool:
         """True once the text has its end token."""
-        return self._stuck or self._matcher.is_terminated()
+        return self._ended
 
     def accept(self, token: int) -> bool:
         """The text goes on with ``token``; False where that is not allowed, and the text has ended then."""
-        accepted: bool = self._matcher.accept_token(token)
-        self._stuck = self._stuck or not accepted
+        accepted = self.allows(token)
+        self._ended = not accepted or token in self._ends
+        if not self._ended:
+            self._matcher.consume_token(token)
         return accepted
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next."""
-        self._matcher.fill_next_token_bitmask(self._bitmask)
-        return bool(int(self._bitmask[0, token // 32]) >> (token % 32) & 1)
+        return self._num_allowed([token]) == 1
+
+    def _num_allowed(self, tokens: list[int]) -> int:
+        """How many of these tokens may come next, one after the other."""
+        if self._matcher.is_stopped():  # it says no to all then, to the end too
+            return int(tokens[0] in self._ends)
+        allowed: int = self._matcher.validate_tokens(tokens)
+        return allowed
 
     def mask(self, scores: Tensor) -> Tensor:
-        """Scores [V] with −inf for the tokens that may not come next."""
+        """Scores [V] with −inf for the tokens that may not come next: all but the end where these tokens cannot write what must."""
         return scores.masked_fill(~self._allowed().to(scores.device), float("-inf"))
 
     def _allowed(self) -> Tensor:
-        """Which tokens may come next [V]; the end where the grammar wants a text that these tokens cannot write."""
-        self._matcher.fill_next_token_bitmask(self._bitmask)
-        bits = torch.arange(32, dtype=torch.int32)
-        allowed = (self._bitmask[0].unsqueeze(1) >> bits & 1).bool().flatten()[: self._vocab_size]
-        if not allowed.any():
-            allowed[self._matcher.stop_token_ids] = True
-        return allowed
+        return torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) != 0
 
     def following(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
         """The rows of a draft tree, as in ``DraftTree`` and ascending, that lie on texts which the grammar allows."""
-        children: dict[int, list[int]] = {}
-        for row, parent in enumerate(parents, 1):
-            children.setdefault(parent, []).append(row)
-        kept: list[int] = []
-
-        def walk(parent: int) -> None:
-            for row in children.get(parent, ()):
-                if not self._matcher.is_terminated() and self._matcher.accept_token(tokens[row - 1]):
-                    kept.append(row)
-                    walk(row)
-                    self._matcher.rollback(1)
-
-        walk(0)
+        kept: set[int] = set()
+        for leaf in set(range(1, len(tokens) + 1)).difference(parents):
+            path, row = [], leaf
+            while row:
+                path.append(row)
+                row = parents[row - 1]
+            path.reverse()
+            kept.update(path[: self._num_allowed([tokens[row - 1] for row in path])])
         return sorted(kept)
 
     def forced(self, most: int) -> list[int]:
-        """Tokens for the text that must come next, and for its end if nothing can follow; [] where there is a choice.
+        """Tokens for the text that must come next, and for its end if nothing can follow; [] where there is a choice."""
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        forced = forced[: self._num_allowed(forced)] if forced else []  # a special token may have the name of a text
+        if forced and len(forced) < most:
+            ahead = self._matcher.deep_copy()
+            if ahead.consume_tokens(forced) and GrammarMatcher(ahead, self._ends)._must_end():
+                return [*forced, self._ends[0]]
+        return forced[:most]
 
-        At most ``most``, and of a longer text no more is looked at than they may have.
-        """
-        if self._text is None:
-            return []
-        try:
-            text = self._matcher.find_jump_forward_string()
-        except UnicodeDecodeError:  # it begins or ends within a character, and xgrammar tells it as text or not at all
-            text = ""
-        if not text:
-            return []
-        ids: list[int] = self._text.encode(text[: most * _LONG_TOKEN], add_special_tokens=False).ids[:most]
-        # Some tokenizers begin every text with a space, which the grammar may not allow.
-        accepted = sum(1 for _ in takewhile(self._matcher.accept_token, ids))
-        forced = ids[:accepted]
-        if accepted < most and self._matcher.is_completed() and int(self._allowed().sum()) == len(self._matcher.stop_token_ids):
-            forced.append(self._matcher.stop_token_ids[0])
-        self._matcher.rollback(accepted)
-        return forced
+    def _must_end(self) -> bool:
+        return self._matcher.is_accepting() and int(self._allowed().sum()) == len(self._ends)

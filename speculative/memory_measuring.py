@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from speculative.engine import Engine
-from speculative.grammar import CACHE_BYTES
+from speculative.grammar import KEPT_BYTES
 from speculative.memory import MemoryNeeds
 
 COMPILED_COPIES = 2
@@ -65,7 +65,7 @@ def memory_needs(engine: Engine, network: nn.Module | None, resident: int | None
         weights=weights,
         drafter_weights=drafter_weights,
         copies=_copies(engine, drafter_weights, compiled=compiled) if on_cpu else 0,
-        working=_working(engine, engine.scheduler.budget.most) + (_SCRATCH + CACHE_BYTES if on_cpu else 0),
+        working=_working(engine, engine.scheduler.budget.most) + (_SCRATCH + KEPT_BYTES if on_cpu else 0),
         working_sequence=_working(engine, engine.cache.scratch) + engine.cache.scratch * target.config.vocab_size * 2 * 4,
         sequence=engine.cache.nbytes // engine.cache.num_slots,
         drafter_sequence=sum(cache.nbytes // cache.num_slots for cache in drafter_caches),

@@ -19,9 +19,13 @@ MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a text must follow, in xgrammar's words: a JSON schema, a regular expression, an EBNF grammar or a structural tag."""
+    """What a text must follow, in llguidance's words: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 
-    kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
+    A JSON schema, a regular expression for all of it, a grammar of Lark's or llama.cpp's (GBNF) language, or several of these as
+    JSON, ``{"grammars": [{"lark_grammar": …}, {"name": …, "json_schema": …}]}``: the first is followed, and names the others.
+    """
+
+    kind: Literal["json_schema", "regex", "lark", "llguidance"]
     source: str
 
 

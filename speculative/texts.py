@@ -27,7 +27,10 @@ class Texts:
         self._grammars: Grammars | None = None
         self._lacks = "has no tokenizer"
         if tokenizer is not None and self._eos_token_ids:
-            self._grammars = Grammars(tokenizer, vocab_size, sorted(self._eos_token_ids))
+            try:
+                self._grammars = Grammars(tokenizer, vocab_size, sorted(self._eos_token_ids))
+            except ValueError as error:
+                self._lacks = f"has a tokenizer whose tokens are not known by their bytes ({error})"
         elif tokenizer is not None:
             self._lacks = "names no token that ends a text (eos_token_id in generation_config.json)"
 

@@ -1,6 +1,6 @@
-"""What a request's tools allow the model to write, as an xgrammar structural tag.
+"""What a request's tools allow the model to write, as grammars for llguidance that name one another.
 
-https://xgrammar.mlc.ai/docs/structural_tag/structural_tag_api describes the language.
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md describes the language.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from llguidance import regex_to_lark
+
 from app.tools.formats import Format
 from app.tools.schemas import Tool, ToolChoice
 from speculative.request import Grammar
 
-Node = dict[str, Any]
+Part = dict[str, Any]
 
 
 def tool_grammar(
@@ -28,74 +30,68 @@ def tool_grammar(
     holds what `ToolParser` would take for a call.
     """
     assert not (form and choice.forced)
+    separator = json.dumps(format.separator) + ("?" if format.closer else "")
+    calls = f"call ({separator} call)*" if parallel else "call"
     if choice.function is not None:
-        (tool,) = (tool for tool in tools if tool.function.name == choice.function.name)
-        return _structural_tag(_call(tool, format))
+        return _grammar("call", [tool for tool in tools if tool.function.name == choice.function.name], format)
     if choice.forced:
-        return _structural_tag(_calls([_call(tool, format) for tool in tools], parallel, format))
+        return _grammar(calls, tools, format)
     if parallel and form is None and not any(tool.function.strict for tool in tools):
         return None
-    calls = [_call(tool, format, follow=bool(tool.function.strict)) for tool in tools]
     if format.bare or form is not None:
-        called = _calls(calls, parallel, format)
-        if format.bare:
-            opener = {"type": "optional", "content": {"type": "const_string", "value": format.opener}}
-            called = {"type": "sequence", "elements": [opener, called]}
-        other = _text(format) if form is None else _form(form)
-        return _structural_tag({"type": "or", "elements": [called, other]})
-    # The opener alone, and not all of `begin`: another key, or white space, would lead past that.
-    return _structural_tag({"type": "triggered_tags", "triggers": [format.opener], "tags": calls, "stop_after_first": not parallel})
+        start = f"{'opener? ' if format.bare else ''}{calls} | {'TEXT' if form is None else '@form'}"
+    else:
+        start = "(text_and_opener body)* TEXT" if parallel else "text_and_opener body | TEXT"
+    return _grammar(start, tools, format, form, free=True)
 
 
-_SPACE = r"\s\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""All that `str.isspace` knows, inside of a set of a regular expression."""
+def _grammar(start: str, tools: Sequence[Tool], format: Format, form: Grammar | None = None, *, free: bool = False) -> Grammar:
+    """``start`` with what it may name. Where arguments are ``free``, only those of strict tools follow their schema."""
+    lines = [
+        f"start: {start}",
+        f"call: {'' if format.bare else 'opener'} body",
+        "body: " + " | ".join(f"tool_{place}" for place in range(len(tools))),
+        _mark("opener", format.opener, form),
+        f"text_and_opener[lazy]: ANY {json.dumps(format.opener)}",
+        f"TEXT: ANY & ~(ANY {json.dumps(format.opener)} ANY)" + (r" & ~/[\s\x1c-\x1f]*\{(?s:.*)/" if format.bare else ""),
+        "ANY: /(?s:.*)/",
+    ]
+    parts: list[Part] = [] if form is None else [{"name": "form"} | _form(form)]
+    for place, tool in enumerate(tools):
+        begin = format.begin.format(name=tool.function.name).removeprefix(format.opener)
+        lines.append(_mark(f"begin_{place}", begin, form))
+        lines.append(f"tool_{place}: begin_{place} @arguments_{place} {json.dumps(format.end)}")
+        schema = _arguments(tool, format, follow=not free or bool(tool.function.strict))
+        parts.append({"name": f"arguments_{place}", "json_schema": schema})
+    return Grammar("llguidance", json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *parts]}))
 
 
-def _text(format: Format) -> Node:
-    """Text without a call, where calls need no opener: it does not begin with a brace, and has no opener anywhere."""
-    mark = re.escape(format.opener[0])
-    # An opener that begins within the first pattern would go unnoticed by the second one.
-    begun = {"type": "regex", "pattern": rf"\s*([^{_SPACE}{{{mark}]|{mark}+[^{mark}{re.escape(format.opener[1])}])"}
-    rest = {"type": "any_text", "excludes": [format.opener]}
-    empty = {"type": "regex", "pattern": rf"\s*{mark}*"}
-    return {"type": "or", "elements": [empty, {"type": "sequence", "elements": [begun, rest]}]}
+def _mark(name: str, text: str, form: Grammar | None) -> str:
+    """A rule for a text that calls begin with, as may a text that is none.
+
+    llguidance reads on while any terminal that may come goes on, and back to none that was complete before. So this is cut as the
+    other is: any text and a regular expression are one terminal, and ``form``s of other kinds have one for each word or sign.
+    """
+    if form is None or form.kind == "regex":
+        return f"{name}[lazy]: {json.dumps(text)}"
+    return f"{name}: " + " ".join(map(json.dumps, re.findall(r'"[^"]*"|\w+|[:,] |\W', text)))
 
 
-def _structural_tag(format: Node) -> Grammar:
-    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": format}))
-
-
-def _json(schema: Any) -> Node:
-    return {"type": "json_schema", "json_schema": schema}
-
-
-def _form(grammar: Grammar) -> Node:
-    match grammar.kind:
-        case "json_schema":
-            return _json(json.loads(grammar.source))
-        case "regex":
-            return {"type": "regex", "pattern": grammar.source}
-        case "ebnf":
-            return {"type": "grammar", "grammar": grammar.source}
-        case "structural_tag":
-            return dict(json.loads(grammar.source)["format"])
-
-
-def _call(tool: Tool, format: Format, *, follow: bool = True) -> Node:
-    """One call of ``tool``; its arguments ``follow`` its schema, or are any object."""
-    schema: dict[str, Any] = tool.function.schema_of_arguments if follow else {"type": "object"}
+def _arguments(tool: Tool, format: Format, *, follow: bool) -> Part:
+    """The schema of a call's arguments: the tool's if they are to ``follow`` it, or any object's."""
+    schema: Part = tool.function.schema_of_arguments if follow else {"type": "object"}
     if format.by_name and isinstance(schema.get("properties"), dict):
-        schema = schema | {"properties": dict(sorted(schema["properties"].items()))}
-    arguments = _json(schema)
-    return {"type": "tag", "begin": format.begin.format(name=tool.function.name), "content": arguments, "end": format.end}
+        return schema | {"properties": dict(sorted(schema["properties"].items()))}
+    return schema
 
 
-def _calls(calls: Sequence[Node], parallel: bool, format: Format) -> Node:
-    """A call or, if ``parallel``, more of them."""
-    one = {"type": "or", "elements": list(calls)}
-    if not parallel:
-        return one
-    separator = {"type": "const_string", "value": format.separator}
-    between = {"type": "optional", "content": separator} if format.closer else separator
-    more = {"type": "star", "content": {"type": "sequence", "elements": [between, one]}}
-    return {"type": "sequence", "elements": [one, more]}
+def _form(form: Grammar) -> Part:
+    match form.kind:
+        case "json_schema":
+            return {"json_schema": json.loads(form.source)}
+        case "regex":
+            return {"lark_grammar": f"start: /{regex_to_lark(form.source, '')}/"}
+        case "lark":
+            return {"lark_grammar": form.source}
+        case "llguidance":
+            raise ValueError("a form is a single grammar")

@@ -52,7 +52,7 @@ class Part(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 class GrammarPart(Part, frozen=True):
     """As in `speculative.request`."""
 
-    kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
+    kind: Literal["json_schema", "regex", "lark", "llguidance"]
     source: str
 
 

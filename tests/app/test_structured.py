@@ -29,12 +29,12 @@ FORMS: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
     ({"structured_outputs": {"json_object": False}}, None),
     ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
-    ({"structured_outputs": {"choice": ["a", 'é"\n']}}, Grammar("ebnf", 'root ::= "a" | "é\\"\\n"')),
-    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar("ebnf", 'root ::= "a"')),
+    ({"structured_outputs": {"choice": ["a", 'é"\n']}}, Grammar("lark", 'start: "a" | "é\\"\\n"')),
+    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar("lark", 'root ::= "a"')),
     ({"guided_json": SCHEMA}, AS_SCHEMA),
     ({"guided_regex": "a+"}, Grammar("regex", "a+")),
-    ({"guided_choice": ["a", "b"]}, Grammar("ebnf", 'root ::= "a" | "b"')),
-    ({"guided_grammar": 'root ::= "a"'}, Grammar("ebnf", 'root ::= "a"')),
+    ({"guided_choice": ["a", "b"]}, Grammar("lark", 'start: "a" | "b"')),
+    ({"guided_grammar": 'root ::= "a"'}, Grammar("lark", 'root ::= "a"')),
 ]
 
 

@@ -3,17 +3,17 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
-from xgrammar import GrammarMatcher
 
 from app.tools.formats import HERMES, LLAMA3_JSON, Format
 from app.tools.grammar import tool_grammar
 from app.tools.parsing import ToolParser
 from app.tools.schemas import Tool, ToolChoice
 from models.loader import BUNDLED, load_tokenizer
-from speculative.grammar import Grammars
+from speculative.grammar import GrammarMatcher, Grammars
 from speculative.request import Grammar
 
 FIND = {
@@ -21,8 +21,10 @@ FIND = {
     "properties": {"city": {"type": "string"}, "stars": {"type": "integer"}, "kind": {"enum": ["hotel", "inn"]}},
     "required": ["city"],
 }
-END = 2  # the bundled tokenizer's <|im_end|>
+START, END, CALL = 1, 2, 3  # the bundled tokenizer's <|im_start|>, <|im_end|> and <tool_call>
 Matches = Callable[[str], bool]
+Follow = Callable[[Grammar | None], GrammarMatcher]
+Spellings = Callable[[str], tuple[list[int], list[int]]]
 
 
 def tools(**strict: bool) -> list[Tool]:
@@ -33,21 +35,50 @@ def tools(**strict: bool) -> list[Tool]:
 
 
 @pytest.fixture(scope="module")
-def matches() -> Callable[[Grammar | None], Matches]:
-    grammars = Grammars(load_tokenizer(BUNDLED["target"]), 8192, [END])
+def tokenizer() -> Any:
+    return load_tokenizer(BUNDLED["target"])
 
+
+@pytest.fixture(scope="module")
+def follow(tokenizer: Any) -> Follow:
+    grammars = Grammars(tokenizer, 8192, [END])
+
+    def follow(wanted: Grammar | None) -> GrammarMatcher:
+        assert wanted is not None and wanted.kind == "llguidance"
+        return grammars.follow(wanted)
+
+    return follow
+
+
+@pytest.fixture(scope="module")
+def spellings(tokenizer: Any) -> Spellings:
+    @cache
+    def tokens(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    def spellings(text: str) -> tuple[list[int], list[int]]:
+        """The text as a model usually writes it, and letter by letter: in both calls' marks are marks."""
+        return tokens(text), [token for char in text for token in tokens(char)]
+
+    return spellings
+
+
+@pytest.fixture(scope="module")
+def matches(follow: Follow, spellings: Spellings) -> Callable[[Grammar | None], Matches]:
     def of(wanted: Grammar | None) -> Matches:
-        assert wanted is not None and wanted.kind == "structural_tag"
-        grammar = grammars.compile(wanted)
-
         def accepts(text: str) -> bool:
             """Whether the text may be written, and may end there."""
-            matcher = GrammarMatcher(grammar)
-            return matcher.accept_string(text) and matcher.accept_token(END)
+            usual, letters = (_accepts(follow(wanted), [*tokens, END]) for tokens in spellings(text))
+            assert usual is letters, text
+            return usual
 
         return accepts
 
     return of
+
+
+def _accepts(matcher: GrammarMatcher, tokens: list[int]) -> bool:
+    return all(matcher.accept(token) for token in tokens)
 
 
 def choice(given: str) -> ToolChoice:
@@ -181,13 +212,54 @@ def test_no_other_way_to_write_llamas_calls_leads_past_their_schema(matches: Any
     assert strict(call + "; " + call) and not one(call + "; " + call)
 
 
+def test_the_mark_of_a_call_is_one_by_its_own_token_or_spelt_out(follow: Follow, spellings: Spellings) -> None:
+    token, letters = spellings("<tool_call>")
+    assert token == [CALL] and len(letters) == len("<tool_call>")
+    strict, one = tool_grammar(tools(find=True), choice("auto"), True, HERMES), tool_grammar(tools(), choice("auto"), False, HERMES)
+    for wanted in (strict, one):
+        for mark in (token, letters):
+            matcher = follow(wanted)
+            assert _accepts(matcher, [*spellings("So: ")[0], *mark])
+            begun = matcher.forced(15)
+            assert begun[:3] == spellings('\n{"name')[0] and not matcher.allows(END)
+            assert not matcher.allows(*spellings("{")[0])
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
+def test_nothing_is_written_that_the_parser_would_not_see(follow: Follow, format: Format) -> None:
+    """Special tokens have no text: before an object one would not keep it from being a call."""
+    matcher = follow(tool_grammar(tools(find=True), choice("auto"), True, format))
+    assert matcher.allows(END) and not matcher.allows(START)
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
+def test_what_must_come_is_told(follow: Follow, spellings: Spellings, format: Format) -> None:
+    call, _ = spellings(written(format, "clock", "{}"))
+    assert follow(tool_grammar(tools(), choice("clock"), True, format)).forced(len(call) + 1) == [*call, END]
+    matcher = follow(tool_grammar(tools(), choice("find"), True, format))
+    call, _ = spellings(written(format, "find", '{"city": "Rome"}'))
+    begun = matcher.forced(15)
+    assert begun == call[: len(begun)] and len(begun) > 10
+
+
+NAMED = '{"name": "find"}'
 FORMS = [
     (
         Grammar("json_schema", json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})),
         '{"a": 1}',
     ),
     (Grammar("regex", "yes|no"), "yes"),
-    (Grammar("ebnf", 'root ::= "a" | "b" root'), "bba"),
+    (Grammar("lark", 'root ::= "a" | "b" root'), "bba"),
+    # Forms that begin as calls do.
+    (
+        Grammar("json_schema", json.dumps({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})),
+        NAMED,
+    ),
+    (Grammar("regex", r'\{"name": "[a-z]*"\}'), NAMED),
+    (Grammar("lark", 'root ::= "{" text ": " text "}"\ntext ::= "\\"" [a-z]+ "\\""'), NAMED),
+    (Grammar("regex", r"<t[a-z]+>/"), "<tr>/"),
+    (Grammar("lark", 'start: "<" NAME ">"\nNAME: /[a-z]+/'), "<tr>"),
+    (Grammar("lark", 'start: NAME+\nNAME: /[a-z]+/\n%ignore " "'), "two words"),
 ]
 
 

@@ -194,7 +194,7 @@ async def test_the_engine_follows_a_grammar_where_tools_ask_for_one(
     response = await client.post(CHAT, json=tool_body() | options)
     assert response.status_code == 200, response.text
     grammar = engine.requests[0].params.grammar
-    assert (grammar is not None and grammar.kind == "structural_tag") is constrained
+    assert (grammar is not None and grammar.kind == "llguidance") is constrained
     assert grammar is None or engine.grammars[-1] == grammar
 
 

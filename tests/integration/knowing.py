@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
-import xgrammar
+from llguidance import LLTokenizer
 from torch import Tensor
 
 import speculative.texts
@@ -68,7 +68,8 @@ def tokenizer() -> Any:
 @cache
 def tokens() -> tuple[list[bytes], dict[bytes, int]]:
     """What each token stands for, and the token for it."""
-    texts = xgrammar.TokenizerInfo.from_huggingface(tokenizer()).decoded_vocab
+    known = LLTokenizer(tokenizer()._tokenizer.to_str())
+    texts = [known.decode_bytes([token]) for token in range(known.vocab_size)]
     return texts, {text: token for token, text in enumerate(texts)}
 
 

@@ -211,8 +211,7 @@ def test_no_service_has_rights_it_could_lose(stack: Stack, service: str) -> None
 
 
 def test_the_image_holds_no_build_tools(project: Stack) -> None:
-    triton = "import importlib.util; assert importlib.util.find_spec('triton') is None"
-    look = f'! command -v g++ && python -c "{triton}" && id -u && ls -A /cache'
+    look = "! command -v g++ && id -u && ls -A /cache"
     said = docker("run", "--rm", "--entrypoint", "sh", project.environment["SERVER_IMAGE"], "-c", look)
     assert said == "10001"  # and no file of pip's or anyone's in the cache
 

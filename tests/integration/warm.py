@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
 LIBRARIES = [
-    "fastapi", "httpx", "limits", "msgspec", "prometheus_client", "pydantic_settings", "safetensors.torch", "torch", "torch.export",
-    "transformers", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto", "typer", "uvicorn",
-    "websockets.asyncio.client", "xgrammar",
+    "fastapi", "httpx", "limits", "llguidance", "msgspec", "prometheus_client", "pydantic_settings", "safetensors.torch", "torch",
+    "torch.export", "transformers", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto", "typer",
+    "uvicorn", "websockets.asyncio.client",
 ]  # fmt: skip
 
 _processes = multiprocessing.get_context("forkserver")

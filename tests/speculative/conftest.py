@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
@@ -117,11 +117,12 @@ def spelling(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("spelling") / "target"
     shutil.copytree(N0 / "target", folder)
     size = read_json(folder, "config.json")["vocab_size"]
-    characters = ["<pad>", "<s>", "</s>", *map(chr, range(32, 127))]
-    pairs = ["es", "th", "an", "in", "er", "pa", "ti", ", ", '":', '",', "re", "st", "no", "ye"][: size - len(characters)]
+    characters = ["<pad>", "<s>", "</s>", "Ġ", *map(chr, range(33, 127))]  # a space as byte-level tokenizers write it
+    pairs = ["es", "th", "an", "in", "er", "pa", "ti", ",Ġ", '":', '",', "re", "st", "no", "ye"][: size - len(characters)]
     model = BPE({token: number for number, token in enumerate([*characters, *pairs])}, [(pair[0], pair[1]) for pair in pairs])
     tokenizer = Tokenizer(model)
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
     return folder

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from models.loader import BUNDLED, load_tokenizer
 from speculative.errors import InvalidRequestError
-from speculative.grammar import Grammars
+from speculative.grammar import MOST_KEPT, GrammarMatcher, Grammars
 from speculative.request import Grammar, Request, RequestOutput, SamplingParams
 from speculative.texts import Texts
 from speculative.tree import DraftTree
@@ -30,15 +33,15 @@ BOOKING = {
 GRAMMARS = {
     "schema": Grammar("json_schema", json.dumps(BOOKING)),
     "regex": Grammar("regex", r"[a-d]{3,9}(-x[0-9]+){2}"),
-    "ebnf": Grammar("ebnf", 'root ::= "The answer is " number "."\nnumber ::= [0-9] | [0-9] number'),
-    "choice": Grammar("ebnf", 'root ::= "yes, please" | "no, thank you" | "yes, but later"'),
+    "gbnf": Grammar("lark", 'root ::= "The answer is " number "."\nnumber ::= [0-9] | [0-9] number'),
+    "choice": Grammar("lark", 'root ::= "yes, please" | "no, thank you" | "yes, but later"'),
 }
 
 
-def tagged(content: dict[str, object]) -> Grammar:
-    """Something within a structural tag."""
-    tag = {"type": "tag", "begin": "<", "content": {"type": "or", "elements": [content]}, "end": ">"}
-    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": tag}))
+def within(before: str, content: dict[str, object], after: str) -> Grammar:
+    """A grammar inside of another one."""
+    around = {"lark_grammar": f"start: {json.dumps(before)} @inner {json.dumps(after)}"}
+    return Grammar("llguidance", json.dumps({"grammars": [around, {"name": "inner", **content}]}))
 
 
 SAMPLING = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}, {"temperature": 1.3, "top_k": 40}]
@@ -46,6 +49,30 @@ SAMPLING = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}, {"tempera
 
 def request(name: str, **params: object) -> Request:
     return Request(name, (10, 20, 30, ord(name) % 90), SamplingParams(**{"max_tokens": 100, "seed": 5, **params}))  # type: ignore[arg-type]
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerBase:
+    """The bundled target's."""
+    loaded = load_tokenizer(BUNDLED["target"])
+    assert loaded is not None
+    return loaded
+
+
+@pytest.fixture
+def bundled() -> Grammars:
+    return Grammars(tokenizer(), 8192, [END])
+
+
+def written(matcher: GrammarMatcher, text: str) -> bool:
+    """Whether a text may be written and may end there."""
+    return all(map(matcher.accept, [*tokenizer().encode(text, add_special_tokens=False), END]))
+
+
+def spelled(ids: list[int]) -> bytes:
+    """The bytes of byte-level tokens."""
+    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
+    return bytes(alphabet[character] for token in tokenizer().convert_ids_to_tokens(ids) for character in token)
 
 
 Outputs = dict[str, list[RequestOutput]]
@@ -71,7 +98,7 @@ def test_output_is_the_same_with_speculation_on_and_off(make_speller, sampling: 
 def test_texts_follow_their_grammars_and_end_with_them(make_speller, drafter: str, temperature: float) -> None:
     requests = [request(name, grammar=GRAMMARS["schema"], temperature=temperature) for name in "abc"]
     requests += [request("r", grammar=GRAMMARS["regex"], temperature=temperature)]
-    requests += [request("e", grammar=GRAMMARS["ebnf"], temperature=temperature)]
+    requests += [request("e", grammar=GRAMMARS["gbnf"], temperature=temperature)]
     outputs = run(make_speller(drafter), requests)
     written = texts(outputs)
     ended = {name: series[-1].finish_reason for name, series in outputs.items()}
@@ -94,24 +121,19 @@ def test_what_has_no_choice_is_drafted(make_speller) -> None:
     assert drafted["a"][-1].stats.num_target_calls < 0.7 * plain["a"][-1].stats.num_target_calls
 
 
-def test_json_inside_of_tags_is_written_in_one_way_too(make_speller) -> None:
-    call = {"type": "tag", "begin": "call ", "content": {"type": "json_schema", "json_schema": BOOKING}, "end": " now"}
-    grammar = Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": call}))
-    asked = request("a", grammar=grammar, temperature=1.2)
+def test_json_within_another_grammar_is_written_in_one_way_too(make_speller) -> None:
+    asked = request("a", grammar=within("call ", {"json_schema": BOOKING}, " now"), temperature=1.2)
     plain, drafted = run(make_speller("none"), [asked]), run(make_speller("ngram"), [asked])
     text = texts(plain)["a"]
     assert text == texts(drafted)["a"] == f"call {json.dumps(json.loads(text[5:-4]))} now"
     assert drafted["a"][-1].stats.num_target_calls < 0.7 * plain["a"][-1].stats.num_target_calls
 
 
-def test_counted_strings_inside_of_tags_are_json_too() -> None:
-    tokenizer = load_tokenizer(BUNDLED["target"])
-    assert tokenizer is not None
-    grammars = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
-    grammar = tagged({"type": "json_schema", "json_schema": {"type": "string", "maxLength": 4}})
-    for text, fits in ((r'<"a\tb">', True), ('<"a\tb">', False), (r'<"a\"bc">', True), (r'<"a\"bcd">', False)):
-        matcher = grammars.follow(grammar)
-        assert all(map(matcher.accept, tokenizer.encode(text, add_special_tokens=False))) == fits, text
+def test_schemas_within_another_grammar_are_followed_as_far_as_they_can_be(bundled: Grammars) -> None:
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 2}, "uniqueItems": True}
+    grammar = within("<", {"json_schema": schema}, ">")
+    for text, fits in (('<["a", "a"]>', True), ('<["abc"]>', False), ('<["a","b"]>', False), (r'<["a\""]>', True)):
+        assert written(bundled.follow(grammar), text) == fits, text
 
 
 def test_the_end_is_drafted_where_nothing_can_follow(make_speller) -> None:
@@ -141,7 +163,7 @@ def test_a_complete_grammar_ends_the_text_before_min_tokens(make_speller) -> Non
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_text_ends_where_the_tokens_cannot_write_what_must_follow(make_speller, temperature: float) -> None:
-    asked = request("a", grammar=Grammar("ebnf", 'root ::= "no é"'), temperature=temperature)
+    asked = request("a", grammar=Grammar("lark", 'root ::= "no é"'), temperature=temperature)
     beside = request("b", temperature=temperature)
     outputs = run(make_speller("moa"), [asked, beside])
     assert texts(outputs)["a"] == "no " and outputs["a"][-1].finish_reason == "stop"
@@ -176,26 +198,33 @@ def test_the_end_token_in_a_draft_ends_the_text(make_speller) -> None:
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [
-        (Grammar("regex", "a["), "Unclosed"),
-        (Grammar("ebnf", "start ::= x"), "root"),
+        (Grammar("regex", "a["), "unclosed character class"),
+        (Grammar("regex", "(?=a)b"), "look-around"),
+        (Grammar("lark", "root ::= x"), "Rule 'x' not found"),
+        (Grammar("lark", "start: x"), 'unknown name: "x"'),
+        (Grammar("lark", 'root ::= ("a"'), "Expected ')'"),
+        (Grammar("lark", 'other: "a"'), "neither Lark nor GBNF"),
         (Grammar("json_schema", "{"), "not JSON"),
         (Grammar("json_schema", '{"type": "colour"}'), "colour"),
-        (Grammar("json_schema", '{"not": {}}'), "'not'"),
-        (Grammar("json_schema", "false"), "cannot accept any value"),
-        (Grammar("structural_tag", "{}"), "format"),
-        (Grammar("regex", "a?" * 1000), "at most"),
-        (Grammar("json_schema", json.dumps({"type": "string", "pattern": "a?" * 1000})), "2000 characters, and at most 1024"),
-        (tagged({"type": "regex", "pattern": "a?" * 1000}), "2000 characters, and at most 1024"),
-        (tagged({"type": "grammar", "grammar": "root ::= " + '"a"? ' * 2000}), "10009 characters, and at most 8192"),
-        (tagged({"type": "json_schema", "json_schema": {"type": "string", "pattern": "a?" * 1000}}), "2000 characters, and"),
+        (Grammar("json_schema", '{"properties": {"a": {"not": {"type": "null"}}}}'), "'not' is not supported (at #/properties/a)"),
+        (Grammar("json_schema", "false"), "no value"),
+        (Grammar("json_schema", "[]"), "must be an object"),
+        (Grammar("json_schema", '{"not":' * 5000 + "{}" + "}" * 5000), "nested too deeply"),
+        (Grammar("llguidance", "{}"), "grammars"),
+        (Grammar("llguidance", '{"grammars": [{"regex": "a"}]}'), "grammars"),
+        (Grammar("regex", "a" * 2049), "2049 characters, and at most 2048 are compiled"),
+        (Grammar("lark", 'root ::= "' + "a" * 8192), "8202 characters, and at most 8192 are compiled"),
+        (within("<", {"lark_grammar": "start: " + '"a"? ' * 7000}, ">"), "at most 32768 are compiled"),
+        (within("<", {"json_schema": {"type": "string", "pattern": "a?" * 2000}}, ">"), "4000 characters, and at most 2048"),
+        (within("<", {"lark_grammar": "root ::= x"}, ">"), "Rule 'x' not found"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_what_cannot_be_followed_is_refused(make_speller, grammar: Grammar, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=re.escape(said)) as refused:
         make_speller("none").validate(request("a", grammar=grammar))
     assert refused.value.param == "grammar"
-    assert ".cc:" not in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_ends_cannot_be_ignored_with_a_grammar() -> None:
@@ -217,47 +246,57 @@ def test_pruned_trees_keep_their_shape() -> None:
     assert tree.pruned(lambda *_: []).num_rows == 1
 
 
-def test_text_that_is_forced_up_to_the_middle_of_a_character_is_left_to_the_drafter() -> None:
-    tokenizer = load_tokenizer(BUNDLED["target"])
-    assert tokenizer is not None
-    grammars = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+def test_text_is_forced_up_to_the_middle_of_a_character(bundled: Grammars) -> None:
     # These characters share their first byte, and the two emoji all bytes but the last.
-    for choices, following in (('"ø" | "Ù"', []), ('"so 🙂" | "so 🙃"', [])):
-        assert grammars.follow(Grammar("ebnf", f"root ::= {choices}")).forced(15) == following
-    assert tokenizer.decode(grammars.follow(Grammar("ebnf", 'root ::= "so 🙂" | "so 🙂🙂"')).forced(15)) == "so 🙂"
+    for choices, shared in (
+        ('"ø" | "Ù"', b"\xc3"),
+        ('"so 🙂" | "so 🙃"', "so 🙂".encode()[:-1]),
+        ('"so 🙂" | "so 🙂🙂"', "so 🙂".encode()),
+    ):
+        forced = bundled.follow(Grammar("lark", f"root ::= {choices}")).forced(15)
+        assert spelled(forced) == shared
 
 
-def test_of_a_long_text_that_is_forced_no_more_is_looked_at_than_is_asked_for() -> None:
-    tokenizer = load_tokenizer(BUNDLED["target"])
-    assert tokenizer is not None
-    grammars = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+def test_of_a_long_text_that_is_forced_no_more_is_told_than_is_asked_for(bundled: Grammars) -> None:
     text = "one two three four " * 300
-    whole = tokenizer.encode(text, add_special_tokens=False)
-    matcher = grammars.follow(Grammar("ebnf", f'root ::= "{text}"'))
+    whole = tokenizer().encode(text, add_special_tokens=False)
+    matcher = bundled.follow(Grammar("lark", f'root ::= "{text}"'))
     assert matcher.forced(15) == whole[:15]
-    assert matcher.forced(len(whole) + 5) == [*whole, tokenizer.eos_token_id]
+    assert matcher.forced(len(whole) + 5) == [*whole, END]
 
 
-def test_so_many_grammars_are_kept_whatever_they_count_and_texts_go_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculative.grammar.MOST_KEPT", 4)
-    tokenizer = load_tokenizer(BUNDLED["target"])
-    assert tokenizer is not None
-    grammars = Grammars(tokenizer, len(tokenizer), [END])
-    begun = [grammars.follow(Grammar("regex", f"[a-c]{{{number}}}")) for number in range(1, 5)]
-    full = grammars._compiler.get_cache_size_bytes()
-    grammars.follow(Grammar("regex", "[a-c]{4}"))
-    assert grammars._compiler.get_cache_size_bytes() == full > 0
-    grammars.follow(Grammar("regex", "[a-c]{5}"))
-    assert 0 < grammars._compiler.get_cache_size_bytes() < full
-    a = tokenizer.convert_tokens_to_ids("a")
+def test_texts_go_on_when_their_grammar_is_not_kept_any_more(bundled: Grammars) -> None:
+    begun = [bundled.follow(Grammar("regex", f"[a-c]{{{number}}}")) for number in range(1, MOST_KEPT + 2)]
+    a = tokenizer().convert_tokens_to_ids("a")
     for number, matcher in enumerate(begun, 1):
         assert all(matcher.accept(a) for _ in range(number)) and matcher.accept(END) and matcher.ended
 
 
+def test_a_text_that_leaves_its_grammar_has_ended(bundled: Grammars) -> None:
+    matcher = bundled.follow(Grammar("regex", "a+"))
+    assert matcher.accept(tokenizer().convert_tokens_to_ids("a")) and not matcher.accept(tokenizer().convert_tokens_to_ids("b"))
+    assert matcher.ended
+
+
+def test_tokens_that_the_tokenizer_does_not_have_are_never_allowed() -> None:
+    grammars = Grammars(tokenizer(), 8200, [END])
+    scores = grammars.follow(Grammar("regex", r"(?s:.)*")).mask(torch.zeros(8200))
+    assert scores[END] == 0 and scores[8000:8192].max() == 0 and scores[8192:].max() == float("-inf")
+
+
+def test_every_end_may_end_a_text_and_one_is_drafted() -> None:
+    grammars = Grammars(tokenizer(), 8192, [0, END])
+    for end in (0, END):
+        matcher = grammars.follow(Grammar("regex", "ab?"))
+        assert (
+            matcher.accept(tokenizer().convert_tokens_to_ids("a")) and matcher.allows(end) and matcher.accept(end) and matcher.ended
+        )
+    assert grammars.follow(Grammar("regex", "abc")).forced(9)[-1] == 0
+
+
 @pytest.mark.parametrize(("tokenized", "said"), [(True, "names no token that ends a text"), (False, "has no tokenizer")])
 def test_a_model_that_cannot_follow_a_grammar_writes_texts_and_says_why(tokenized: bool, said: str) -> None:
-    tokenizer = load_tokenizer(BUNDLED["target"]) if tokenized else None
-    texts = Texts(tokenizer, 8192, ())
+    texts = Texts(tokenizer() if tokenized else None, 8192, ())
     assert texts.begin(Request("r", (5, 6), SamplingParams(4)), 64).tokens == [5, 6]
     with pytest.raises(InvalidRequestError, match=said):
-        texts.check_grammar(Grammar("ebnf", 'root ::= "a"'))
+        texts.check_grammar(Grammar("lark", 'root ::= "a"'))

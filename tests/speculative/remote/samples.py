@@ -83,7 +83,7 @@ def tokens(least: int = 0, most: int = 10) -> st.SearchStrategy[bytes]:
     return st.lists(token, min_size=least, max_size=most).map(pack_tokens)
 
 
-grammar = st.builds(f.GrammarPart, st.sampled_from(["json_schema", "regex", "ebnf", "structural_tag"]), text)
+grammar = st.builds(f.GrammarPart, st.sampled_from(["json_schema", "regex", "lark", "llguidance"]), text)
 sampling = st.builds(
     f.Sampling,
     max_tokens=st.none() | st.integers(100, 2**32 - 1),

@@ -94,7 +94,7 @@ def test_no_sampling_parameter_is_left_behind() -> None:
     assert f.Sampling.__struct_fields__ == tuple(field.name for field in dataclasses.fields(SamplingParams))
     defaults = f.Sampling()
     assert defaults.params() == SamplingParams()
-    grammar = Grammar("ebnf", 'root ::= "a"')
+    grammar = Grammar("lark", 'root ::= "a"')
     assert f.Sampling.of(SamplingParams(grammar=grammar)).params().grammar == grammar
 
 
