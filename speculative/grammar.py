@@ -37,7 +37,7 @@ class Grammars:
     """Compiles grammars for one model's tokens. Safe in several threads.
 
     ``end_token_ids`` end a text, and may do so where its grammar is complete. Raises ValueError where a tokenizer does not tell its
-    tokens' bytes.
+    tokens' bytes, or has more of them than the model.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: Sequence[int]) -> None:
@@ -76,9 +76,10 @@ class _Spelled:
     """A tokenizer for llguidance with what each token spells; it calls this for the tokens of a text that must come."""
 
     def __init__(self, text: Tokenizer, spelled: LLTokenizer, end_token_id: int) -> None:
-        plain = {token for token, each in text.get_added_tokens_decoder().items() if not each.special}
+        added = text.get_added_tokens_decoder()
+        plain = {token: each.content.encode() for token, each in added.items() if not each.special}
         tokens = range(spelled.vocab_size)  # those that the tokenizer does not have are special too
-        self.tokens = [spelled.decode_bytes([token]) for token in tokens]
+        self.tokens = [plain.get(token) or spelled.decode_bytes([token]) for token in tokens]
         self.special_token_ids = [token for token in tokens if spelled.is_special_token(token) and token not in plain]
         self.eos_token_id, self.bos_token_id = end_token_id, None
         self._text = text

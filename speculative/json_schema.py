@@ -36,6 +36,8 @@ MOST_COMBINED = 2**13
 _EXACT = 2**53
 """Up to here llguidance reads whole numbers as they are, as it does so by floating point."""
 
+_ALL_BUT = re.compile(r"((?<!\\)(?:\\\\)*\[\^)(?!\])")
+
 
 def prepared(schema: Any, *, lenient: bool = False) -> Schema:
     """``schema`` for llguidance: its values are written as json.dumps writes them.
@@ -56,7 +58,7 @@ def prepared(schema: Any, *, lenient: bool = False) -> Schema:
 
     def made(each: Schema) -> Schema:
         # Of older drafts llguidance would pass over what these did not know.
-        each = _named_by({key: value for key, value in each.items() if key != "$schema"}, root)
+        each = _with_quotes_kept_out(_named_by({key: value for key, value in each.items() if key != "$schema"}, root))
         if not combined and any(name in each for name in _NAMED) and not any(name in each for name in _OTHERS):
             each = each | {"additionalProperties": False}
         if not lenient and (problem := _problem(each)) is not None:
@@ -90,6 +92,19 @@ def _named_by(schema: Schema, root: Schema) -> Schema:
             pattern = f"^(?s:.){{{lengths.get('minLength', 0)},{lengths.get('maxLength', '')}}}$"
             return rest | {"patternProperties": {pattern: value}, "additionalProperties": False}
     return schema
+
+
+def _with_quotes_kept_out(schema: Schema) -> Schema:
+    """The same with one control character less in all that is told by what it is not, such as ``[^"]``.
+
+    llguidance writes what has all control characters by any escape, also that of a quote or a backslash, if these are not in it.
+    """
+    made = dict(schema)
+    if isinstance(pattern := schema.get("pattern"), str):
+        made["pattern"] = _ALL_BUT.sub(r"\1\\x1f", pattern)
+    if isinstance(names := schema.get("patternProperties"), dict):
+        made["patternProperties"] = {_ALL_BUT.sub(r"\1\\x1f", name): each for name, each in names.items()}
+    return made
 
 
 def _problem(schema: Schema) -> str | None:

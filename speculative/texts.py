@@ -30,7 +30,7 @@ class Texts:
             try:
                 self._grammars = Grammars(tokenizer, vocab_size, sorted(self._eos_token_ids))
             except ValueError as error:
-                self._lacks = f"has a tokenizer whose tokens are not known by their bytes ({error})"
+                self._lacks = f"has a tokenizer of which llguidance knows too little ({error})"
         elif tokenizer is not None:
             self._lacks = "names no token that ends a text (eos_token_id in generation_config.json)"
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from copy import copy
 from functools import cache
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from models.loader import BUNDLED, load_tokenizer
@@ -282,6 +285,25 @@ def test_tokens_that_the_tokenizer_does_not_have_are_never_allowed() -> None:
     grammars = Grammars(tokenizer(), 8200, [END])
     scores = grammars.follow(Grammar("regex", r"(?s:.)*")).mask(torch.zeros(8200))
     assert scores[END] == 0 and scores[8000:8192].max() == 0 and scores[8192:].max() == float("-inf")
+
+
+def test_added_tokens_that_are_none_of_the_special_ones_are_text() -> None:
+    wider = copy(tokenizer())
+    wider._tokenizer = Tokenizer.from_str(tokenizer()._tokenizer.to_str())
+    wider.add_tokens(["<ß>", "éß"])
+    grammars = Grammars(wider, 8194, [END])
+    for text in ("<tool_call>", "<ß>", "éß"):
+        (token,) = wider.encode(text, add_special_tokens=False)
+        for spelling in ([token], [each for part in text for each in wider.encode(part, add_special_tokens=False)]):
+            matcher = grammars.follow(Grammar("lark", f'start: "{text}"'))
+            assert all(map(matcher.accept, [*spelling, END])), text
+
+
+def test_a_tokenizer_that_does_not_tell_its_tokens_bytes_goes_without_grammars() -> None:
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "</s>": 1}, unk_token="a")), eos_token="</s>")
+    for known, vocab_size in ((words, 2), (tokenizer(), 8000)):
+        with pytest.raises(InvalidRequestError, match="of which llguidance knows too little"):
+            Texts(known, vocab_size, (1,)).check_grammar(Grammar("regex", "a"))
 
 
 def test_every_end_may_end_a_text_and_one_is_drafted() -> None:
