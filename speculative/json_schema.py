@@ -19,6 +19,9 @@ _NAMED = ("properties", "patternProperties")
 _OTHERS = ("additionalProperties", "unevaluatedProperties")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
+_ASKING = (*_NAMED, *_OTHERS, *_BOUNDS, "multipleOf", "minProperties")
+"""What is followed otherwise where it stands beside other schemas."""
+
 _MAPS = (*_NAMED, "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _VALUES = ("const", "enum", "default", "examples", "example")
@@ -55,13 +58,15 @@ def prepared(schema: Any, *, lenient: bool = False) -> Schema:
     combined = [each for each, _ in places if _combines(each)]
     _check_patterns([each for each, _ in places])
     _check_combined(combined, root)
+    if combined and sum("multipleOf" in each for each, _ in places) > 1:
+        raise ValueError("'multipleOf' is supported once where schemas are combined")  # its states are all multiples' product
 
     def made(each: Schema) -> Schema:
         # Of older drafts llguidance would pass over what these did not know.
         each = _with_quotes_kept_out(_named_by({key: value for key, value in each.items() if key != "$schema"}, root))
         if not combined and any(name in each for name in _NAMED) and not any(name in each for name in _OTHERS):
             each = each | {"additionalProperties": False}
-        if not lenient and (problem := _problem(each)) is not None:
+        if not lenient and (problem := _problem(each, bool(combined))) is not None:
             raise ValueError(problem)
         return each
 
@@ -78,7 +83,8 @@ def place_of(schema: Any, problem: str) -> str:
 
 def _named_by(schema: Schema, root: Schema) -> Schema:
     """What ``propertyNames`` asks for by properties and patterns, which llguidance knows."""
-    names = _target(schema.get("propertyNames"), root)
+    names = schema.get("propertyNames")
+    names = _target(names, root) if isinstance(names, dict) and names.keys() == {"$ref"} else names
     if not isinstance(names, dict) or any(each in schema for each in _NAMED) or names.get("type", "string") != "string":
         return schema
     rest = {key: value for key, value in schema.items() if key not in ("propertyNames", *_OTHERS)}
@@ -107,12 +113,12 @@ def _with_quotes_kept_out(schema: Schema) -> Schema:
     return made
 
 
-def _problem(schema: Schema) -> str | None:
+def _problem(schema: Schema, combined: bool) -> str | None:
     """Why llguidance would let through what this schema excludes; None if it would not."""
     least, required = schema.get("minProperties"), schema.get("required")
-    is_open = "patternProperties" in schema or schema.get("additionalProperties") is not False
+    is_open = combined or "patternProperties" in schema or schema.get("additionalProperties") is not False
     # A name that is open may be written twice, and then counts once.
-    if is_open and isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
+    if is_open and isinstance(least, int) and least > max(1, len(set(map(str, required))) if isinstance(required, list) else 0):
         return (
             "'minProperties' above 1 and the number of 'required' names is not supported where names are open: "
             "name the properties, or leave it out"
@@ -124,19 +130,28 @@ def _problem(schema: Schema) -> str | None:
     upper = [bounds[each] for each in ("maximum", "exclusiveMaximum") if each in bounds]
     if ("exclusiveMinimum" in bounds or "exclusiveMaximum" in bounds) and lower and upper and min(upper) - max(lower) < 1:
         return "'exclusiveMinimum' and 'exclusiveMaximum' are not supported where less than 1 lies between the bounds"
-    listed = schema["enum"] if isinstance(schema.get("enum"), list) else []
-    if any(isinstance(each, int) and abs(each) > _EXACT for each in (*bounds.values(), *listed, schema.get("const"))):
+    if combined and {"exclusiveMinimum", "exclusiveMaximum"} & bounds.keys() and schema.get("type") != "integer":
+        return "'exclusiveMinimum' and 'exclusiveMaximum' are supported for integers only where schemas are combined"
+    if any(abs(each) > _EXACT for each in (*bounds.values(), *_whole_numbers([schema.get("const"), schema.get("enum")]))):
         return f"whole numbers beyond {_EXACT} are not supported"
     if isinstance(step := schema.get("multipleOf"), int | float) and step >= 2**15:
         return f"'multipleOf' is supported up to {2**15 - 1}"
     return None
 
 
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """All that are in a JSON value."""
+    if isinstance(value, int):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _whole_numbers(each)
+
+
 def _combines(schema: Schema) -> bool:
-    """Whether several schemas speak of one object, so that each is to leave room for the others' properties."""
+    """Whether several schemas speak of one value, so that each is to leave room for the others' properties."""
     every = schema.get("allOf")
     applied = [each for each in _APPLIED if each in schema]
-    asked = any(each in schema for each in (*_NAMED, *_OTHERS))
+    asked = any(each in schema for each in _ASKING)
     return (isinstance(every, list) and len(every) > 1) or len(applied) > 1 or bool(applied and asked)
 
 
