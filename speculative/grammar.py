@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 from tokenizers import Tokenizer
@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from speculative.errors import InvalidRequestError
-from speculative.json_schema import LONGEST_PATTERN, place_of, prepared
+from speculative.json_refusals import LONGEST_PATTERN
+from speculative.json_schema import place_of, prepared
 from speculative.request import Grammar
 
 LONGEST = {"json_schema": 2**16, "regex": LONGEST_PATTERN, "lark": 2**13, "llguidance": 2**18}
@@ -26,8 +27,13 @@ LONGEST = {"json_schema": 2**16, "regex": LONGEST_PATTERN, "lark": 2**13, "llgui
 LONGEST_RULES = 2**15
 """Characters of the rules of several grammars, which are as many as there are tools."""
 
+MOST_TOGETHER = 8
+"""Regular expressions that one text is to fit: their states multiply."""
+
 MOST_KEPT = 64
 """Grammars that are kept for the next request."""
+
+_LIMITS = LLParserLimits(max_items_in_row=20_000)  # objects with some thousand properties that may all be left out
 
 KEPT_BYTES = MOST_KEPT * 2**20
 """What these take at most, but for grammars far larger than people write: some 0.3 MB each."""
@@ -65,9 +71,12 @@ class Grammars:
             raise _refused(str(error)) from None
         except RecursionError:
             raise _refused("it is nested too deeply") from None
-        matcher = LLMatcher(self._tokenizer, source, log_level=0)
-        if matcher.is_error():
-            said = reason(matcher.get_error())
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
+        begun = matcher.deep_copy()
+        if not begun.is_error():
+            begun.compute_logit_bias()  # some have no beginning
+        if begun.is_error():
+            said = _reason(begun.get_error())
             raise _refused(said + (place_of(json.loads(grammar.source), said) if grammar.kind == "json_schema" else ""))
         return matcher
 
@@ -133,6 +142,8 @@ def _parts(several: Any) -> list[dict[str, Any]]:
 
 
 def _lark(source: str) -> str:
+    if len(re.findall("&", re.sub(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/', "", source))) > MOST_TOGETHER:
+        raise ValueError(f"at most {MOST_TOGETHER} terminals may hold together (&)")
     try:
         converted: str = any_to_lark(source)
     except Exception as error:  # of several kinds
@@ -147,8 +158,13 @@ def _parsed(source: str) -> Any:
         raise ValueError(f"it is not JSON: {error}") from None
 
 
-def reason(message: str) -> str:
+def _reason(message: str) -> str:
     """What llguidance says, in one line and without the grammar around it."""
+    message = message.partition("<state>")[0]
+    if message.startswith("NoExtension"):
+        return "no text could follow it"
+    if message.startswith("panic"):
+        return "it cannot be compiled"
     lines = [line.strip() for line in message.splitlines()]
     told = " ".join(line for line in lines if line.strip("^ ") and not re.match(r"\d+ \|", line))
     if keys := re.fullmatch(r"Unimplemented keys: \[(.*)\]", told):

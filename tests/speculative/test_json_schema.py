@@ -228,14 +228,15 @@ def test_patterns_are_kept(pattern: str, fitting: list[str], others: list[str]) 
         ({"type": "object", "propertyNames": {"pattern": "x*"}, "minProperties": 3}, "'minProperties'"),
         ({"type": "object", "additionalProperties": INTEGER, "minProperties": 2}, "'minProperties'"),
         ({"type": "object", "minProperties": 2, "required": 5}, "'minProperties'"),
+        ({"type": "string", "pattern": ["a"]}, "pattern"),
         ({"$ref": "#/parts/t", "parts": {"t": {"type": "object", "minProperties": 2}}}, "'minProperties'"),
         ({"type": "object", "propertyNames": {"type": "integer", "enum": ["a"]}}, "'propertyNames'"),
         ({"type": "array", "prefixItems": [INTEGER], "additionalItems": False}, "'additionalItems'"),
         ({"$schema": "http://json-schema.org/draft-07/schema#", "dependentRequired": {"a": ["b"]}}, "'dependentRequired'"),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "'exclusiveMinimum'"),
-        ({"type": "integer", "minimum": 2**53 + 1}, "whole numbers beyond"),
-        ({"enum": [{"a": [2**53 + 1]}]}, "whole numbers beyond"),
-        ({"type": "integer", "exclusiveMinimum": 1e17}, "whole numbers beyond"),
+        ({"type": "integer", "minimum": 2**53 + 1}, "whole numbers from"),
+        ({"enum": [{"a": [2**53 + 1]}]}, "whole numbers from"),
+        ({"type": "integer", "exclusiveMinimum": 1e17}, "whole numbers from"),
         (
             {"type": "object", "propertyNames": {"$ref": "#/$defs/n", "minLength": 5}, "$defs": {"n": {"pattern": "^a"}}},
             "'propertyNames'",
@@ -245,7 +246,19 @@ def test_patterns_are_kept(pattern: str, fitting: list[str], others: list[str]) 
         ({"allOf": [{"type": "integer", "multipleOf": 3001}, {"multipleOf": 2989}]}, "'multipleOf'"),
         ({"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]}, "for integers only"),
         ({"type": "object", "minProperties": 2, "$ref": "#/$defs/a", "$defs": {"a": {"required": ["a"]}}}, "'minProperties'"),
-        (doubled(18), "schemas are combined"),
+        (doubled(18), "are combined"),
+        ({"type": "string", "allOf": [{"pattern": f"a{number}.*b"} for number in range(20)]}, "16 patterns are combined"),
+        ({"patternProperties": {f"^k{number}_": INTEGER for number in range(65)}}, "has 65 patterns"),
+        ({"anyOf": [{"type": "integer", "multipleOf": step} for step in (997, 991)]}, "above 100 once"),
+        ({"$ref": "#"}, "no text could follow it"),
+        ({"$ref": "#/default", "default": INTEGER}, "leads to no schema (at #)"),
+        ({"$ref": "#/parts/0", "parts": [INTEGER]}, "leads to no schema"),
+        ({"type": "array", "items": [INTEGER]}, "'prefixItems'"),
+        ({"const": "\x01"}, "control characters"),
+        *(
+            ({"type": "string", "pattern": pattern}, "leave")
+            for pattern in ("^[[a]]$", r"^a\z", "(?i)a", r"^\p{Cc}$", r"^\P{P}$", r"^[\x00-\x1f]$", "^[]a]$")
+        ),
         ({"type": "string", "pattern": "a?" * 1025}, "2050 characters, and at most 2048 are compiled"),
         ({"patternProperties": {"a?" * 1025: INTEGER}}, "2050 characters, and at most 2048 are compiled"),
         (
@@ -290,6 +303,18 @@ COMBINED = [
 @pytest.mark.parametrize(("schema", "fitting", "others"), COMBINED, ids=lambda value: json.dumps(value)[:60])
 def test_schemas_are_combined(schema: Any, fitting: list[Any], others: list[Any]) -> None:
     test_schemas_that_are_let_through_are_kept(schema, fitting, others)
+
+
+def test_names_are_written_in_one_way() -> None:
+    schema = {"type": "object", "properties": {"a": INTEGER}, "additionalProperties": STRING}
+    accepts = Accepts(schema)
+    assert accepts('{"a": 1, "b": "x\\n"}') and not accepts('{"\\u0061": "x"}') and not accepts('{"a": 1, "a": "x"}')
+
+
+def test_references_are_followed_by_their_names() -> None:
+    parts = {"a/b": {"x~y %": INTEGER}}
+    accepts = Accepts({"$ref": "#/parts/a~1b/x~0y%20%25", "parts": parts})
+    assert accepts("1") and not accepts('"a"')
 
 
 def test_where_schemas_are_combined_objects_are_open_and_else_closed() -> None:
