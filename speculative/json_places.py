@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 Schema: TypeAlias = dict[str, Any]
 
-MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose values hold schemas by names."""
-
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _VALUES = ("const", "enum", "default", "examples", "example")
 """What holds no schemas. Any other object may: a reference leads to wherever it wants."""
@@ -18,33 +17,34 @@ _VALUES = ("const", "enum", "default", "examples", "example")
 
 def places(schema: Any, place: str = "#") -> Iterator[tuple[Schema, str]]:
     """Every schema in this one that is an object, and where it stands."""
-    if not isinstance(schema, dict):
-        return
-    yield schema, place
-    for keyword, value in schema.items():
-        if keyword in MAPS and isinstance(value, dict):
-            for name, each in value.items():
-                yield from places(each, f"{place}/{keyword}/{name}")
-        elif keyword in _LISTS and isinstance(value, list):
-            for number, each in enumerate(value):
-                yield from places(each, f"{place}/{keyword}/{number}")
-        elif keyword not in _VALUES:
-            yield from places(value, f"{place}/{keyword}")
+    if isinstance(schema, dict):
+        yield schema, place
+        for steps, each in _inner(schema):
+            yield from places(each, "/".join((place, *map(str, steps))))
 
 
 def changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
     """``schema`` with all that are in it changed, the innermost first."""
     if not isinstance(schema, dict):
         return schema
-    made = dict(schema)
-    for keyword, value in schema.items():
-        if keyword in MAPS and isinstance(value, dict):
-            made[keyword] = {name: changed(each, change) for name, each in value.items()}
-        elif keyword in _LISTS and isinstance(value, list):
-            made[keyword] = [changed(each, change) for each in value]
-        elif keyword not in _VALUES:
-            made[keyword] = changed(value, change)
+    made = {keyword: copy(value) for keyword, value in schema.items()}
+    for (keyword, *within), each in _inner(schema):
+        if within:
+            made[keyword][within[0]] = changed(each, change)
+        else:
+            made[keyword] = changed(each, change)
     return change(made)
+
+
+def _inner(schema: Schema) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What may be a schema directly within this one, and the keyword and the name or number by which it is found."""
+    for keyword, value in schema.items():
+        if keyword in _MAPS and isinstance(value, dict):
+            yield from (((keyword, name), each) for name, each in value.items())
+        elif keyword in _LISTS and isinstance(value, list):
+            yield from (((keyword, number), each) for number, each in enumerate(value))
+        elif keyword not in _VALUES:
+            yield (keyword,), value
 
 
 def target(reference: Any, root: Schema) -> Any:

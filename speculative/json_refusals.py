@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from speculative.json_places import Schema, places, target
@@ -29,32 +29,32 @@ _EXACT = 2**53
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _APPLIED = ("$ref", "anyOf", "oneOf", "allOf")
-_ASKING = frozenset(
+ASKING = frozenset(
     {
         *("type", "enum", "const", "pattern", "format", "minLength", "maxLength", "multipleOf", *_BOUNDS),
         *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames", "required"),
         *("minProperties", "maxProperties", "items", "prefixItems", "unevaluatedItems", "minItems", "maxItems"),
     }
 )
+"""Keywords that ask something of a value."""
 
 _OTHERWISE = re.compile(r"\(\?[a-zA-Z]|\[\[|\[\^?\]|(?<!\\)(?:\\\\)*\\(?:[aAzZP]|p\{?C|x00|x\{0|u0000)")
 """Flags, brackets and escapes that mean something else in Rust; and control characters, with which it would let quotes through."""
 
 
-def combines(schema: Schema) -> bool:
-    """Whether several schemas speak of one value."""
+def combines(schema: Schema, asking: Set[str] = ASKING) -> bool:
+    """Whether several schemas speak of one value: others that are named here, or this one, by keywords that are ``asking``, too."""
     every, applied = schema.get("allOf"), [each for each in _APPLIED if each in schema]
-    return (
-        (isinstance(every, list) and len(every) > 1)
-        or len(applied) > 1
-        or bool(applied and not _ASKING.isdisjoint(schema))
-        or ("properties" in schema and "patternProperties" in schema)
-    )
+    return (isinstance(every, list) and len(every) > 1) or len(applied) > 1 or bool(applied and not asking.isdisjoint(schema))
 
 
-def costly(root: Schema) -> str | None:
-    """What in a schema would take too long; None if nothing does."""
-    schemas = [each for each, _ in places(root)]
+def overlaps(schema: Schema) -> bool:
+    """Whether several schemas speak of one value, be it one that is named and fits a pattern of names."""
+    return combines(schema) or {"properties", "patternProperties"} <= schema.keys()
+
+
+def costly(root: Schema, schemas: Sequence[Schema]) -> str | None:
+    """What in a schema would take too long; None if nothing does. ``schemas`` are all that are in it."""
     patterns = {each for schema in schemas for each in _patterns(schema)}
     if (longest := max(map(len, patterns), default=0)) > LONGEST_PATTERN:
         return f"a pattern has {longest} characters, and at most {LONGEST_PATTERN} are compiled"
@@ -66,7 +66,7 @@ def costly(root: Schema) -> str | None:
     steps = [step for each in schemas if isinstance(step := each.get("multipleOf"), int | float)]
     if max(steps, default=0) >= 2**15 or sum(step > 100 for step in steps) > 1:
         return f"'multipleOf' is supported up to {2**15 - 1}, and above 100 once"
-    return _combined(root, [each for each in schemas if combines(each)], steps)
+    return _combined(root, [each for each in schemas if overlaps(each)], steps)
 
 
 def _combined(root: Schema, schemas: Sequence[Schema], steps: Sequence[float]) -> str | None:
@@ -100,10 +100,13 @@ def _patterns(schema: Schema) -> Iterator[str]:
             yield each
 
 
-def read_otherwise(schema: Schema, combined: bool) -> str | None:
-    """Why a value might be let through that this schema excludes; None if none can. ``combined``: others may speak of it too."""
+def read_otherwise(schema: Schema, overlapping: bool) -> str | None:
+    """Why a value might be let through that this schema excludes; None if none can.
+
+    Where schemas are ``overlapping``, others may speak of the value too.
+    """
     least, required = schema.get("minProperties"), schema.get("required")
-    is_open = combined or "patternProperties" in schema or schema.get("additionalProperties") is not False
+    is_open = overlapping or "patternProperties" in schema or schema.get("additionalProperties") is not False
     # A name that is open may be written twice, and then counts once.
     if is_open and isinstance(least, int) and least > max(1, len(set(map(str, required))) if isinstance(required, list) else 0):
         return (
@@ -117,15 +120,15 @@ def read_otherwise(schema: Schema, combined: bool) -> str | None:
             return f"the pattern {pattern!r} is not supported: leave {found[0]!r} out"
     if any(re.search(r"\\u00[01]|\\u007f", json.dumps(each)) for each in (schema.get("const"), schema.get("enum"))):
         return "'const' and 'enum' with control characters are not supported"
-    return _numbers(schema, combined)
+    return _numbers(schema, overlapping)
 
 
-def _numbers(schema: Schema, combined: bool) -> str | None:
+def _numbers(schema: Schema, overlapping: bool) -> str | None:
     bounds = {each: value for each in _BOUNDS if isinstance(value := schema.get(each), int | float)}
     lower = [bounds[each] for each in ("minimum", "exclusiveMinimum") if each in bounds]
     upper = [bounds[each] for each in ("maximum", "exclusiveMaximum") if each in bounds]
     if ("exclusiveMinimum" in bounds or "exclusiveMaximum" in bounds) and schema.get("type") != "integer":
-        if combined:
+        if overlapping:
             return "'exclusiveMinimum' and 'exclusiveMaximum' are supported for integers only where schemas are combined"
         if lower and upper and min(upper) - max(lower) < 1:
             return "'exclusiveMinimum' and 'exclusiveMaximum' are not supported where less than 1 lies between the bounds"

@@ -6,10 +6,11 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md says wha
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from speculative.json_places import Schema, changed, places, target
-from speculative.json_refusals import combines, costly, read_otherwise
+from speculative.json_refusals import combines, costly, overlaps, read_otherwise
 
 _STRICT = {
     **{"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
@@ -18,8 +19,8 @@ _STRICT = {
 }
 _LENIENT = _STRICT | {"lenient": True, "coerce_one_of": True}
 
-_NAMED = ("properties", "patternProperties")
-_OTHERS = ("additionalProperties", "unevaluatedProperties")
+_NAMED = frozenset({"properties", "patternProperties"})
+_OTHERS = frozenset({"additionalProperties", "unevaluatedProperties"})
 
 _ALL_BUT = re.compile(r"((?<!\\)(?:\\\\)*\[\^)(?!\])")
 
@@ -36,19 +37,22 @@ def prepared(schema: Any, *, lenient: bool = False) -> Schema:
     if schema in (False, {"not": {}}):
         raise ValueError("no value fits this schema")
     root: Schema = schema if isinstance(schema, dict) else {}
-    if (problem := costly(root)) is not None:
+    found = list(places(root))
+    schemas = [each for each, _ in found]
+    if (problem := costly(root, schemas)) is not None:
         raise ValueError(problem)
     if not lenient:
-        _check_references(root)
-    combined = any(combines(each) for each, _ in places(root))
-    closed = not any(_leaves_room(each) for each, _ in places(root))
+        _check_references(root, found)
+    overlapping = any(map(overlaps, schemas))
+    # Where others speak of an object too, each is to leave room for what they name.
+    closed = not any(combines(each, _NAMED | _OTHERS) for each in schemas)
 
     def made(each: Schema) -> Schema:
         # Of older drafts llguidance would pass over what these did not know.
         each = _with_quotes_kept_out(_named_by({key: value for key, value in each.items() if key != "$schema"}, root))
-        if closed and any(name in each for name in _NAMED) and not any(name in each for name in _OTHERS):
+        if closed and not _NAMED.isdisjoint(each) and _OTHERS.isdisjoint(each):
             each = each | {"additionalProperties": False}
-        if not lenient and (problem := read_otherwise(each, combined)) is not None:
+        if not lenient and (problem := read_otherwise(each, overlapping)) is not None:
             raise ValueError(problem)
         return each
 
@@ -63,9 +67,9 @@ def place_of(schema: Any, problem: str) -> str:
     return f" (at {found[0]})" if len(found) == 1 else ""
 
 
-def _check_references(root: Schema) -> None:
-    known = {id(each) for each, _ in places(root)}
-    for each, place in places(root):
+def _check_references(root: Schema, schemas: Sequence[tuple[Schema, str]]) -> None:
+    known = {id(each) for each, _ in schemas}
+    for each, place in schemas:
         reference = each.get("$ref")
         if isinstance(reference, str) and reference.startswith("#"):
             found = target(reference, root)
@@ -73,21 +77,14 @@ def _check_references(root: Schema) -> None:
                 raise ValueError(f"'$ref': {reference!r} leads to no schema (at {place})")
 
 
-def _leaves_room(schema: Schema) -> bool:
-    """Whether several schemas speak of one object, so that each is to leave room for the others' properties."""
-    every, applied = schema.get("allOf"), [each for each in ("$ref", "anyOf", "oneOf", "allOf") if each in schema]
-    named = any(each in schema for each in (*_NAMED, *_OTHERS))
-    return (isinstance(every, list) and len(every) > 1) or len(applied) > 1 or bool(applied and named)
-
-
 def _named_by(schema: Schema, root: Schema) -> Schema:
     """What ``propertyNames`` asks for by properties and patterns, which llguidance knows."""
     names = schema.get("propertyNames")
     names = target(names["$ref"], root) if isinstance(names, dict) and names.keys() == {"$ref"} else names
-    if not isinstance(names, dict) or any(each in schema for each in _NAMED) or names.get("type", "string") != "string":
+    if not isinstance(names, dict) or not _NAMED.isdisjoint(schema) or names.get("type", "string") != "string":
         return schema
-    rest = {key: value for key, value in schema.items() if key not in ("propertyNames", *_OTHERS)}
-    value = next((schema[each] for each in _OTHERS if each in schema), True)
+    rest = {key: value for key, value in schema.items() if key not in _OTHERS | {"propertyNames"}}
+    value = next((schema[each] for each in sorted(_OTHERS) if each in schema), True)
     match {key: names[key] for key in names if key not in ("type", "title", "description")}:
         case {"enum": [*listed], **others} if not others and all(isinstance(each, str) for each in listed):
             return rest | {"properties": {each: value for each in listed}, "additionalProperties": False}
