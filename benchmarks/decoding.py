@@ -38,13 +38,18 @@ def decode(
     params: SamplingParams,
     on_first: Callable[[], None] = lambda: None,
     prediction: Sequence[int] = (),
+    salt: str = "",
 ) -> Decoded:
-    """Run one request alone through an idle engine; ``on_first`` is called after the first step that brings tokens."""
+    """Run one request alone through an idle engine; ``on_first`` is called after the first step that brings tokens.
+
+    An engine with a prefix cache keeps what requests of equal ``salt`` have read.
+    """
     token_ids: list[int] = []
     stats: RequestStats | None = None
     first, first_tokens = 0.0, 0
     start = time.perf_counter()
-    engine.add(Request(f"bench-{next(_request_numbers)}", prompt.token_ids, params, prediction=tuple(prediction)))
+    name = f"bench-{next(_request_numbers)}"
+    engine.add(Request(name, prompt.token_ids, params, prediction=tuple(prediction), cache_salt=salt))
     while engine.has_work:
         for output in engine.step():
             token_ids.extend(output.new_token_ids)

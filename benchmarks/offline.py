@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,20 @@ class OfflineResult:
 
     def tokens_per_second(self, way: str) -> float:
         """All tokens over all time, prefill included."""
-        runs = self.runs[way]
-        return sum(len(run.token_ids) for run in runs) / sum(run.seconds for run in runs)
+        return _speed(self.runs[way])
+
+    @property
+    def compared(self) -> list[list[int]]:
+        """What ratios are of, as places in ``prompts``: each prompt, or where they are of conversations each conversation."""
+        whole: dict[str, list[int]] = {}
+        for place, prompt in enumerate(self.prompts):
+            whole.setdefault(prompt.conversation or f"prompt {place}", []).append(place)
+        return list(whole.values())
 
     def ratios(self, way: str, over: str) -> list[float]:
-        """Speed of one way over another's, prompt by prompt (tokens per second, so different lengths do not mislead)."""
-        pairs = zip(self.runs[way], self.runs[over], strict=True)
-        return [(len(a.token_ids) / a.seconds) / (len(b.token_ids) / b.seconds) for a, b in pairs]
+        """Speed of one way over another's, one by one (tokens per second, so different lengths do not mislead)."""
+        ours, theirs = self.runs[way], self.runs[over]
+        return [_speed([ours[place] for place in each]) / _speed([theirs[place] for place in each]) for each in self.compared]
 
     def decode_ratio(self, way: str, over: str) -> float:
         """Speed of one way over another's with prefill left out, all prompts together."""
@@ -67,6 +74,7 @@ class OfflineResult:
                 "provenance": self.provenance.as_dict(),
                 "settings": self.settings,
                 "prompts": len(self.prompts),
+                "compared": len(self.compared),
                 "tokens_per_second": {way: round(self.tokens_per_second(way), 1) for way in self.runs},
                 "decode_ratio": round(self.decode_ratio(SPECULATIVE, PLAIN), 3),
                 "ratios": {name: spread(self.ratios(*pair)) for name, pair in self._comparisons().items()},
@@ -89,6 +97,10 @@ class OfflineResult:
         return pairs
 
 
+def _speed(runs: Sequence[Decoded]) -> float:
+    return sum(len(run.token_ids) for run in runs) / sum(run.seconds for run in runs)
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median and quartiles."""
     low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
@@ -106,16 +118,19 @@ def run_offline(
 ) -> OfflineResult:
     """Decode every prompt greedily in every way, the ways taking turns so that drifts of the machine's speed hit all alike.
 
+    Where the engine has a prefix cache each way finds in it what it has read of the same conversation, and nothing else.
     ``reference`` is a transformers model with the same weights, or None to leave it out.
     """
-    ways: dict[str, Callable[[Prompt], Decoded]] = {
-        PLAIN: lambda prompt: decode(engine, prompt, SamplingParams(max_tokens, temperature=0.0, speculative=False)),
-        SPECULATIVE: lambda prompt: decode(engine, prompt, SamplingParams(max_tokens, temperature=0.0)),
-    }
+
+    def ours(way: str, *, speculative: bool) -> Callable[[Prompt], Decoded]:
+        params = SamplingParams(max_tokens, temperature=0.0, speculative=speculative)
+        return lambda prompt: decode(engine, prompt, params, salt=f"{way}, {prompt.conversation}")
+
+    ways = {PLAIN: ours(PLAIN, speculative=False), SPECULATIVE: ours(SPECULATIVE, speculative=True)}
     if reference is not None:
         ways[TRANSFORMERS] = lambda prompt: decode_with_transformers(reference, prompt, max_tokens)
     for way in ways.values():
-        way(prompts[0])  # the first run of anything pays for memory and primitives being set up
+        way(replace(prompts[0], conversation="before"))  # the first run of anything pays for memory and primitives being set up
     runs: dict[str, list[Decoded]] = {name: [] for name in ways}
     for index, prompt in enumerate(prompts):
         order = list(ways)

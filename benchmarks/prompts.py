@@ -7,6 +7,7 @@ import json
 import random
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class Prompt:
     """One prompt, tokenized, and where it comes from.
 
     ``text`` is what was tokenized and ``messages`` what that was rendered from, tools left out. ``answer_tokens`` is the length of
-    the file's own answer, None where it has none or nobody asked.
+    the file's own answer, None where it has none or nobody asked. Of prompts of a ``conversation`` each begins with the one before.
     """
 
     source: str
@@ -33,6 +34,7 @@ class Prompt:
     text: str = field(default="", compare=False, repr=False)
     messages: tuple[dict[str, Any], ...] = field(default=(), compare=False, repr=False)
     answer_tokens: int | None = field(default=None, compare=False)
+    conversation: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +55,71 @@ def load_prompts(
 
     Raises PromptError for a line that is none of these, or where none is short enough.
     """
+    prompts: list[Prompt] = []
+    for place, row, rng in _drawn(path, max_tokens, seed):
+        if len(prompts) == count:
+            break
+        with _problems(place):
+            asked = _asked(row, tokenizer, rng, with_answers=with_answers)
+            token_ids = _token_ids(asked.text, tokenizer)
+            answer = len(_token_ids(asked.answer, tokenizer)) if asked.answer else None
+        if 0 < len(token_ids) <= max_tokens:
+            prompts.append(Prompt(_source(row), tuple(token_ids), asked.text, asked.messages, answer))
+    return _some(prompts, path, max_tokens)
+
+
+def load_conversations(path: Path, tokenizer: PreTrainedTokenizerBase, *, count: int, max_tokens: int, seed: int) -> list[Prompt]:
+    """The prompts of ``count`` conversations, one after another: what a client sends for each assistant turn of a dialogue in turn.
+
+    What was said before is the file's own, whatever a model answers. Lines are as in ``load_prompts``, and what is no dialogue is a
+    conversation of one prompt. Prompts of more than ``max_tokens`` tokens, the last ones of long dialogues, are left out.
+
+    Raises PromptError as ``load_prompts`` does.
+    """
+    prompts: list[Prompt] = []
+    held = 0
+    for place, row, rng in _drawn(path, max_tokens, seed):
+        if held == count:
+            break
+        with _problems(place):
+            cuts: list[int | None] = [*_cuts(row)] or [None]
+            asked = [(each, tuple(_token_ids(each.text, tokenizer))) for each in (_asked(row, tokenizer, rng, cut) for cut in cuts)]
+        fitting = [(each, token_ids) for each, token_ids in asked if 0 < len(token_ids) <= max_tokens]
+        held += bool(fitting)
+        prompts += (Prompt(_source(row), ids, each.text, each.messages, conversation=str(held)) for each, ids in fitting)
+    return _some(prompts, path, max_tokens)
+
+
+def _drawn(path: Path, max_tokens: int, seed: int) -> Iterator[tuple[str, dict[str, Any], random.Random]]:
+    """A file's lines in random order, each with what to call it, and what draws the rest."""
     if max_tokens < 1:
         raise PromptError("--max-tokens leaves no room for a prompt: a model holds both, so ask for fewer")
     lines = list(read_lines(path))
     rng = random.Random(seed)
     rng.shuffle(lines)
-    prompts: list[Prompt] = []
     for number, row in lines:
-        if len(prompts) == count:
-            break
-        try:
-            asked = _asked(row, tokenizer, rng, with_answers)
-            token_ids = _token_ids(asked.text, tokenizer)
-            answer = len(_token_ids(asked.answer, tokenizer)) if asked.answer else None
-        except UnicodeEncodeError as error:  # JSON can escape half a character, which tokenizers do not take
-            raise PromptError(f"{path}, line {number}: half a surrogate pair: {error}") from error
-        except Exception as error:  # templates are programs: they raise whatever they like
-            raise PromptError(f"{path}, line {number}: not a dialogue, a question or a prompt ({error!r})") from error
-        if 0 < len(token_ids) <= max_tokens:
-            source = str(row.get("source", row.get("category", "prompt")))
-            prompts.append(Prompt(source, tuple(token_ids), asked.text, asked.messages, answer))
+        yield f"{path}, line {number}", row, rng
+
+
+@contextmanager
+def _problems(place: str) -> Iterator[None]:
+    """Raise PromptError for a line that cannot be rendered."""
+    try:
+        yield
+    except UnicodeEncodeError as error:  # JSON can escape half a character, which tokenizers do not take
+        raise PromptError(f"{place}: half a surrogate pair: {error}") from error
+    except Exception as error:  # templates are programs: they raise whatever they like
+        raise PromptError(f"{place}: not a dialogue, a question or a prompt ({error!r})") from error
+
+
+def _some(prompts: list[Prompt], path: Path, max_tokens: int) -> list[Prompt]:
     if not prompts:
         raise PromptError(f"{path} holds no prompt of at most {max_tokens} tokens")
     return prompts
+
+
+def _source(row: dict[str, Any]) -> str:
+    return str(row.get("source", row.get("category", "prompt")))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -105,16 +149,30 @@ def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return ids
 
 
-def _asked(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, rng: random.Random, with_answers: bool) -> _Asked:
+def _cuts(row: dict[str, Any]) -> list[int]:
+    """Before which of a dialogue's messages something is asked: its assistant's, but for a first one."""
+    if "prompt" in row or "turns" in row:
+        return []
+    return [index for index, message in enumerate(row["messages"]) if message["role"] == "assistant" and index]
+
+
+def _asked(
+    row: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    rng: random.Random,
+    cut: int | None = None,
+    *,
+    with_answers: bool = False,
+) -> _Asked:
+    """What a line asks; of a dialogue all before its message ``cut``, or one that is drawn."""
     if "prompt" in row:
         text = str(row["prompt"])
         return _Asked(text, ({"role": "user", "content": text},), _reference(row) if with_answers else None)
-    cut = None
     if "turns" in row:
         messages: list[dict[str, Any]] = [{"role": "user", "content": row["turns"][0]}]
     else:
-        turns = [index for index, message in enumerate(row["messages"]) if message["role"] == "assistant" and index]
-        cut = rng.choice(turns) if turns else None
+        if cut is None and (cuts := _cuts(row)):
+            cut = rng.choice(cuts)
         messages = row["messages"][:cut]
     tools = row.get("tools")
     text = str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,14 @@ def _bench() -> None:
 @bench.command()
 def offline(
     prompts: options.Prompts = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 32,
+    num_prompts: Annotated[int, typer.Option(min=1, help="How many of them; with --conversations, how many conversations.")] = 32,
+    conversations: Annotated[
+        bool,
+        typer.Option(
+            "--conversations",
+            help="Ask for each answer of a dialogue in turn, as a chat does; what has been read of it stays in the prefix cache.",
+        ),
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens generated per prompt.")] = 128,
     max_prompt_tokens: options.MaxPromptTokens = 1024,
     seed: Annotated[int, typer.Option(help="Which prompts are drawn.")] = 0,
@@ -49,23 +57,30 @@ def offline(
 ) -> None:
     """Plain against speculative decoding and against transformers' generate: same prompts, same weights, one run.
 
-    Every prompt is decoded greedily in each way in turn, one at a time, without HTTP. A ratio is the median over prompts.
+    Every prompt is decoded greedily in each way in turn, one at a time, without HTTP. A ratio is the median over prompts, or over
+    conversations. Prompts are read anew each time, but for what --conversations keeps; transformers keeps nothing.
 
     For example:
 
       moaserve bench offline
 
       moaserve bench offline --prompts my.jsonl --num-prompts 100 --json result.json
+
+      moaserve bench offline --prompts my.jsonl --conversations
     """
     config = options.engine_config(locals() | {"max_num_seqs": 1})
     from benchmarks import offline as measuring
     from benchmarks.decoding import load_transformers
-    from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
+    from benchmarks.prompts import BUNDLED_PROMPTS, load_conversations, load_prompts
 
+    if conversations:
+        # One conversation read by both ways, and answers, with which it does not go on.
+        config = replace(config, prefix_cache_tokens=4 * (max_prompt_tokens + max_tokens))
     with loading.clear_errors():
         engine, tokenizer = loading.load_engine(config)
         limit = min(max_prompt_tokens, engine.info.max_model_len - max_tokens)
-        selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
+        select = load_conversations if conversations else load_prompts
+        selected = select(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     reference = load_transformers(config.model, engine.info.dtype, engine.info.device) if transformers else None
     keep_what_is_loaded()  # as the server does
     with typer.progressbar(length=len(selected), label="decoding", show_pos=True) as bar:

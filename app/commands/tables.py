@@ -21,7 +21,10 @@ def print_offline(result: OfflineResult) -> None:
     from benchmarks.offline import PLAIN, SPECULATIVE, spread
 
     console = Console()
-    speed = Table(title=f"{result.settings['model']}, {result.settings['dtype']}, {len(result.prompts)} prompts, greedy")
+    asked = f"{len(result.prompts)} prompts"
+    if len(result.compared) < len(result.prompts):
+        asked += f" of {len(result.compared)} conversations"
+    speed = Table(title=f"{result.settings['model']}, {result.settings['dtype']}, {asked}, greedy")
     for column in ("", "tokens/s", "over plain (median, quartiles)", "same tokens as plain"):
         speed.add_column(column, justify="left" if not column else "right")
     for way in result.runs:

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -31,6 +32,23 @@ def test_a_run_compares_three_ways_and_adds_up() -> None:
     assert set(document["tau_by_source"]) == {"a", "b"}
     assert set(document["ratios"]) == {"speculative/plain", "plain/transformers", "speculative/transformers"}
     assert document["provenance"]["torch"]
+
+
+def test_conversations_are_read_on_and_compared_as_wholes() -> None:
+    config = replace(CONFIG, prefix_cache_tokens=256)
+    first, other = tuple(range(3, 60)), tuple(range(70, 5, -1))
+    conversations = {"a": [first, (*first, 9, 8, 7), (*first, 9, 8, 7, *range(20))], "b": [other]}
+    prompts = [Prompt("s", ids, conversation=name) for name, turns in conversations.items() for ids in turns]
+    reference = AutoModelForCausalLM.from_pretrained(N0 / "target")
+    result = run_offline(load_engine(config), config, prompts, max_tokens=12, reference=reference)
+    assert result.identical(SPECULATIVE, PLAIN) == result.identical(PLAIN, TRANSFORMERS) == 4
+    assert result.compared == [[0, 1, 2], [3]]
+    (ratio, _), runs = result.ratios(SPECULATIVE, PLAIN), result.runs
+    speeds = [sum(len(each.token_ids) for each in runs[way][:3]) / sum(each.seconds for each in runs[way][:3]) for way in runs]
+    assert ratio == pytest.approx(speeds[list(runs).index(SPECULATIVE)] / speeds[list(runs).index(PLAIN)])
+    for way in (PLAIN, SPECULATIVE):
+        cached = [run.stats.cached_tokens for run in result.runs[way] if run.stats is not None]
+        assert cached == [0, 48, 48, 0]  # whole blocks of 16
 
 
 def test_spread_is_median_and_quartiles() -> None:

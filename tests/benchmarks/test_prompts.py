@@ -1,11 +1,12 @@
 import gzip
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_prompts
+from benchmarks.prompts import BUNDLED_PROMPTS, PromptError, load_conversations, load_prompts
 from models.loader import BUNDLED, load_tokenizer
 
 
@@ -39,6 +40,23 @@ def test_plain_prompts_and_gzip_are_read(tmp_path: Path, tokenizer) -> None:
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write(json.dumps({"prompt": "Once upon a time"}) + "\n")
     assert load(path, tokenizer) == ["Once upon a time"]
+
+
+def test_a_conversation_is_asked_answer_by_answer_as_far_as_there_is_room(tmp_path: Path, tokenizer) -> None:
+    said = [(role, f"{role} {turn}") for turn in range(4) for role in ("user", "assistant")]
+    dialogue = {"source": "chat", "messages": [{"role": role, "content": content} for role, content in said]}
+    path = write(tmp_path / "c.jsonl", dialogue, {"prompt": "Once upon a time"})
+    prompts = load_conversations(path, tokenizer, count=10, max_tokens=500, seed=0)
+    whole = [each for each in prompts if each.source == "chat"]
+    assert [len(each.messages) for each in whole] == [1, 3, 5, 7]
+    assert [tokenizer.decode(list(each.token_ids)) for each in prompts if each not in whole] == ["Once upon a time"]
+    for before, after in itertools.pairwise(whole):
+        assert after.text.startswith(before.text) and after.token_ids[: len(before.token_ids)] == before.token_ids
+    assert len({each.conversation for each in prompts}) == 2 and len({each.conversation for each in whole}) == 1
+    room = len(whole[2].token_ids)
+    longest = load_conversations(path, tokenizer, count=10, max_tokens=room, seed=0)
+    assert [each for each in longest if each.source == "chat"] == whole[:3]
+    assert {each.conversation for each in load_conversations(path, tokenizer, count=1, max_tokens=500, seed=0)} == {"1"}
 
 
 def test_a_files_own_answers_are_counted_where_they_are_asked_for(tmp_path: Path, tokenizer) -> None:
