@@ -58,6 +58,11 @@ class FunctionCall(StrictModel):
     name: str
     arguments: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, call: Any) -> Any:
+        return parameters.drop_neutral(call, parameters.FUNCTION_CALL)
+
 
 class ToolCall(StrictModel):
     """A tool call in an assistant's earlier message."""

@@ -10,12 +10,28 @@ from typing import Any, Final
 
 from pydantic_core import PydanticCustomError
 
+ANYTHING: Final = "whatever it is"
+"""In the place of values: none of them changes the answer."""
+
 # Values that change nothing about the answer; null is always one of them.
 SAMPLING: Final[dict[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
     "moderation": (),
     "prompt_cache_options": ({},),
     "prompt_cache_retention": ("in_memory",),
+    # vLLM's
+    "bad_words": ([],),
+    "guided_decoding_backend": (ANYTHING,),  # which library holds answers to their form
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "mm_processor_kwargs": ({},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
 }
 CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "store": (False,),
@@ -26,6 +42,12 @@ CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
+    # vLLM's
+    "add_special_tokens": (False,),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "prompt_logprobs": (),
 }
 COMPLETION: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "store": (False,),
@@ -68,7 +90,14 @@ MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
     "function_call": (),
     "annotations": ([],),
+    "parsed": (ANYTHING,),  # by the SDKs, of what is in the content
+    # other servers'
+    "reasoning": ("",),
+    "reasoning_content": ("",),
+    "reasoning_details": ([],),
+    "provider_specific_fields": ({},),
 }
+FUNCTION_CALL: Final[Mapping[str, tuple[Any, ...]]] = {"parsed_arguments": (ANYTHING,)}  # by the SDKs, of the arguments
 STREAM: Final[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
 
@@ -78,7 +107,7 @@ def drop_neutral(body: Any, known: Mapping[str, tuple[Any, ...]]) -> Any:
         return body
     for name in known.keys() & body.keys():
         value = body[name]
-        if value is not None and not any(_same(value, neutral) for neutral in known[name]):
+        if value is not None and not any(neutral is ANYTHING or _same(value, neutral) for neutral in known[name]):
             raise PydanticCustomError("unsupported_parameter", "this server does not support it yet", {"at": f".{name}"})
     return {name: value for name, value in body.items() if name not in known}
 

@@ -24,7 +24,7 @@ def sampling_params(body: SamplingRequest, defaults: Mapping[str, Any], max_toke
         max_tokens=max_tokens,
         temperature=float(value("temperature", 1.0)),
         top_p=float(value("top_p", 1.0)),
-        top_k=int(value("top_k", 0)),
+        top_k=max(0, int(value("top_k", 0))),
         min_p=float(value("min_p", 0.0)),
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,

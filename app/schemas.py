@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app import parameters
@@ -16,6 +16,11 @@ from speculative.request import MAX_LOGPROBS
 T = TypeVar("T")
 INT32, INT64 = 2**31, 2**63
 """What numbers stay below that the engine keeps in so many bits."""
+COUNTS: Final = (
+    "top_k", "seed", "min_tokens", "priority", "n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens",
+    "logprobs", "top_logprobs",
+)  # fmt: skip
+"""Parameters that are whole numbers, of some request or other."""
 
 
 def _listed(stop: Any) -> Any:
@@ -81,7 +86,7 @@ class SamplingRequest(StructuredRequest):
     model: str | None = Field(None, description="A name from /v1/models; may be left out, as one model is served.")
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, lt=INT32, description="Extension. Only the k likeliest tokens; 0: all.")
+    top_k: int | None = Field(None, ge=-1, lt=INT32, description="Extension. Only the k likeliest tokens; 0 or -1: all.")
     min_p: float | None = Field(None, ge=0, le=1, description="Extension. Drops tokens below this share of the likeliest.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -104,6 +109,12 @@ class SamplingRequest(StructuredRequest):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @field_validator(*COUNTS, mode="before", check_fields=False)
+    @classmethod
+    def _whole(cls, number: Any) -> Any:
+        """JSON makes no difference between 10 and 10.0, and some clients send the latter."""
+        return int(number) if isinstance(number, float) and number.is_integer() else number
 
     @property
     def token_limit(self) -> int | None:

@@ -98,12 +98,14 @@ async def test_the_model_may_be_left_out_and_the_content_type_too(client: httpx.
 
 async def test_messages_as_the_template_gets_them(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    parsed = call | {"function": {"name": "add", "arguments": '{"a": 1}', "parsed_arguments": {"a": 1}}}
     broken = {"id": "c2", "type": "function", "function": {"name": "add", "arguments": '{"a":'}}
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "name": "Ann"},
-        # as openai's SDK dumps an assistant message
-        {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "tool_calls": [call, broken]},
+        # as openai's SDKs dump an assistant message, after parse() or a stream too, and as others hand them on
+        {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "tool_calls": [parsed, broken]}
+        | {"parsed": {"a": 1}, "reasoning_content": None, "reasoning_details": [], "provider_specific_fields": {}},
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
     ]
     response = await client.post(CHAT, json=chat_body(messages=messages))

@@ -32,12 +32,12 @@ def assert_error(response: httpx.Response, status: int, param: str | None, code:
         ({"temperature": True}, "temperature", "invalid_type"),
         ({"top_p": 0}, "top_p", "invalid_value"),
         ({"top_p": 1.01}, "top_p", "invalid_value"),
-        ({"top_k": -1}, "top_k", "invalid_value"),
+        ({"top_k": -2}, "top_k", "invalid_value"),
         ({"top_k": 1.5}, "top_k", "invalid_type"),
         ({"top_k": 2**31}, "top_k", "invalid_value"),
         ({"min_p": 2}, "min_p", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"max_tokens": 3.0}, "max_tokens", "invalid_type"),
+        ({"max_tokens": 3.5}, "max_tokens", "invalid_type"),
         ({"max_tokens": 2**31}, "max_tokens", "invalid_value"),
         ({"max_completion_tokens": 2**64}, "max_completion_tokens", "invalid_value"),
         ({"max_completion_tokens": -5}, "max_completion_tokens", "invalid_value"),
@@ -145,7 +145,24 @@ async def test_the_largest_numbers_reach_the_engine(client: httpx.AsyncClient, e
     assert (params.top_k, params.min_tokens, engine.requests[0].priority) == (2**31 - 1, 2**31 - 1, 2**63 - 1)
 
 
+async def test_whole_numbers_may_be_written_as_fractions(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    body = chat_body(top_k=10.0, max_tokens=4.0, seed=3.0, n=1.0, min_tokens=2.0, priority=-1.0)
+    assert (await client.post(CHAT, content=json.dumps(body))).status_code == 200
+    params = engine.requests[0].params
+    assert (params.top_k, params.max_tokens, params.seed, params.min_tokens) == (10, 4, 3, 2)
+    assert type(params.top_k) is type(params.seed) is int and engine.requests[0].priority == -1
+    for wrong in (True, 1.5, "1", 1e300):
+        assert (await client.post(CHAT, json=chat_body(top_k=wrong))).status_code == 400
+
+
+async def test_a_negative_top_k_is_vllms_for_all_tokens(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    assert (await client.post(CHAT, json=chat_body(top_k=-1))).status_code == 200
+    assert engine.requests[0].params.top_k == 0
+
+
 WANTED = {
+    "skip_special_tokens": False,
+    "length_penalty": 1.5,
     "audio": {"voice": "alloy"},
     "functions": [{"name": "f"}],
     "modalities": ["audio"],
@@ -168,7 +185,7 @@ async def test_completions_refuse_what_they_do_not_honour(client: httpx.AsyncCli
 async def test_neutral_values_and_parameters_without_effect_are_accepted(
     client: httpx.AsyncClient, path: str, known: dict[str, tuple[Any, ...]]
 ) -> None:
-    neutral = {name: values[0] if values else None for name, values in known.items()}
+    neutral = {name: values[0] if values else None for name, values in known.items()}  # "anything" stands for itself
     body = neutral | {"user": "u", "metadata": {"a": "b"}, "n": 1, "temperature": None, "stop": None, "stream_options": None}
     body |= {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
     response = await client.post(path, json=body)
