@@ -67,7 +67,7 @@ struct BlockDrafter : torch::CustomClassHolder {
         tensors_.size() == 24 || tensors_.size() == 26 || tensors_.size() == 33,
         "a block drafter has 24 tensors, with an entry 26, where memory is paired 33");
     for (const at::Tensor& tensor : tensors_) {
-      TORCH_CHECK(tensor.scalar_type() == at::kLong ? tensor.is_contiguous() : tiles::is_stored<Number>(tensor), "weights are dense and of one type");
+      TORCH_CHECK(tensor.scalar_type() == at::kLong ? tensor.is_contiguous() : tiles::is_read<Number>(tensor), "weights are dense and of one type");
     }
     const auto layer = [&](size_t i) {
       return tiles::Layer{tensors_[i], tensors_[i + 1], tensors_[i + 2], tensors_[i + 3], tensors_[i + 4], tensors_[i + 5]};
@@ -95,7 +95,7 @@ struct BlockDrafter : torch::CustomClassHolder {
     const at::Tensor normed = at::empty({texts.count * positions, size_}, embedding().options());
     const auto* known_features = numbers<float>(features);
     tiles::normalize<Number>(known_features, feature_norm(), eps_, normed);
-    tiles::product(tiles::rows_of(normed), tiles::Panels<Number>(from_feature()), tiles::ToFloats{written<float>(of_positions), step_});
+    tiles::product<Number>(tiles::rows_of(normed), from_feature(), tiles::ToFloats{written<float>(of_positions), step_});
 
     std::vector<growth::Sampling> settings = settings_of(sampling, texts.count);
     std::vector<growth::Tree> trees(texts.count);
@@ -154,7 +154,7 @@ struct BlockDrafter : torch::CustomClassHolder {
       tiles::embed(from, size_, stream + row * size_);
     });
     tiles::normalize<Number>(stream, sa_.input_norm, eps_, room.normed);
-    tiles::product(tiles::rows_of(room.normed), tiles::Panels<Number>(sa_.qkv), tiles::ToRows<Number>{projected, queries_ + kv_size});
+    tiles::product<Number>(tiles::rows_of(room.normed), sa_.qkv, tiles::ToRows<Number>{projected, queries_ + kv_size});
     tiles::for_rows(rows, [&](int64_t row) {
       const int64_t text = row / positions, place = row % positions;
       const Number* from = projected + row * (queries_ + kv_size);
@@ -167,7 +167,7 @@ struct BlockDrafter : torch::CustomClassHolder {
     tiles::finish<Number>(sa_, cached_attention(queries, caches[0], seen(caches[0], texts, positions), kv_heads_), eps_, stream, room);
 
     tiles::normalize<Number>(stream, ca_.input_norm, eps_, room.normed);
-    tiles::product(tiles::rows_of(room.normed), tiles::Panels<Number>(ca_.qkv), tiles::ToRows<Number>{asked, queries_});
+    tiles::product<Number>(tiles::rows_of(room.normed), ca_.qkv, tiles::ToRows<Number>{asked, queries_});
     tiles::for_rows(rows, [&](int64_t row) {
       rotate(asked + row * queries_, queries_, texts.lengths[row / positions] + row % positions, asked + row * queries_);
     });
@@ -199,7 +199,7 @@ struct BlockDrafter : torch::CustomClassHolder {
       const int64_t newest = std::min(paired() ? end : end - 1, memories.size(1) - 1);
       tiles::embed(memory + (text * memories.size(1) + newest) * size_, size_, to);
     }
-    tiles::product(tiles::rows_of(normed), tiles::Panels<Number>(tensors_[25]), tiles::AddToStream{stream, size_});
+    tiles::product<Number>(tiles::rows_of(normed), tensors_[25], tiles::AddToStream{stream, size_});
     if (!paired()) return;
     const at::Tensor before = at::empty_like(normed);
     auto* to = written<Number>(before);
@@ -210,7 +210,7 @@ struct BlockDrafter : torch::CustomClassHolder {
         std::copy_n(numbers<Number>(normed) + (row - 1) * size_, size_, to);
       }
     }
-    tiles::product(tiles::rows_of(before), tiles::Panels<Number>(tensors_[26]), tiles::AddToStream{stream, size_});
+    tiles::product<Number>(tiles::rows_of(before), tensors_[26], tiles::AddToStream{stream, size_});
   }
 
   // A token's embedding, normalised.
@@ -289,8 +289,8 @@ struct BlockDrafter : torch::CustomClassHolder {
     }
     const StepGate<Number> gate{{written<Number>(levels.gated), step_ / 2}, tokens.data(), places.data()};
     const bool near = stays_near_ && level > 1;
-    tiles::product(levels.first_of(levels.normed), tiles::Panels<Number>(from_state(), near), gate);
-    tiles::product(levels.first_of(levels.gated), tiles::Panels<Number>(down(), near), tiles::AddToStream{stream, size_});
+    tiles::product<Number>(levels.first_of(levels.normed), from_state(), gate, near);
+    tiles::product<Number>(levels.first_of(levels.gated), down(), tiles::AddToStream{stream, size_}, near);
   }
 
   // What levels copy: nodes ask CA's first KV head for their token and the one before it, and what they find joins their states.
@@ -309,8 +309,8 @@ struct BlockDrafter : torch::CustomClassHolder {
         drafter.norm_of_token(token, drafter.tensors_[29], written<Number>(normed) + row * drafter.size_);
       }
       const tiles::Rows rows = tiles::rows_of(normed);
-      tiles::product(rows, tiles::Panels<Number>(drafter.tensors_[30]), tiles::ToFloats{written<float>(of_tokens_), whole});
-      tiles::product(rows, tiles::Panels<Number>(drafter.tensors_[31]), tiles::ToFloats{written<float>(of_previous_), whole});
+      tiles::product<Number>(rows, drafter.tensors_[30], tiles::ToFloats{written<float>(of_tokens_), whole});
+      tiles::product<Number>(rows, drafter.tensors_[31], tiles::ToFloats{written<float>(of_previous_), whole});
     }
 
     // Adds what a level's open nodes find to its states.
@@ -332,8 +332,8 @@ struct BlockDrafter : torch::CustomClassHolder {
       for (int64_t row = 0; row < levels.rows; ++row) {
         std::copy_n(numbers<Number>(attended) + row * width_, width_, written<Number>(found_) + row * found_.size(1));
       }
-      const tiles::Panels<Number> weight(drafter_.from_copied(), drafter_.stays_near_ && level > 1);
-      tiles::product(levels.first_of(found_), weight, tiles::AddToStream{written<float>(levels.states), drafter_.size_});
+      const tiles::AddToStream write{written<float>(levels.states), drafter_.size_};
+      tiles::product<Number>(levels.first_of(found_), drafter_.from_copied(), write, drafter_.stays_near_ && level > 1);
     }
 
    private:
@@ -368,7 +368,7 @@ struct BlockDrafter : torch::CustomClassHolder {
     auto *entering = written<Number>(levels.normed);
     for (int64_t row = 0; row < levels.rows; ++row) tiles::narrow_row(states + row * size_, size_, entering + row * size_);
     auto* logits = written<float>(levels.logits);
-    tiles::product(levels.first_of(levels.normed), tiles::Panels<Number>(head(), near), tiles::ToFloats{logits, outputs_});
+    tiles::product<Number>(levels.first_of(levels.normed), head(), tiles::ToFloats{logits, outputs_}, near);
     return logits;
   }
 

@@ -134,7 +134,7 @@ struct DrafterMemory : torch::CustomClassHolder {
     TORCH_CHECK(
         tensors_.size() == 17 || tensors_.size() == 18 || tensors_.size() == 23,
         "a drafter's memory has 17 tensors, with an entry 18, where it is paired 23");
-    for (const at::Tensor& tensor : tensors_) TORCH_CHECK(tiles::is_stored<Number>(tensor), "weights are dense and of one type");
+    for (const at::Tensor& tensor : tensors_) TORCH_CHECK(tiles::is_read<Number>(tensor), "weights are dense and of one type");
     lsa_ = {tensors_[11], tensors_[12], tensors_[13], tensors_[14], tensors_[15], tensors_[16]};
     size_ = tensors_[0].size(1), layers_ = tensors_[9].size(0), layer_size_ = lsa_.input_norm.size(0);
     TORCH_CHECK(layers_ <= kMaxLayers && lsa_head_dim <= kMaxHead, "LSA over ", layers_, " layers by heads of ", lsa_head_dim);
@@ -159,7 +159,7 @@ struct DrafterMemory : torch::CustomClassHolder {
     }
     if (!tapped.empty()) {
       const at::Tensor hidden = paired() ? normed_states(tapped[0]) : tapped[0];
-      tiles::product(tiles::rows_of(hidden), tiles::Panels<Number>(tensors_[17]), tiles::AddToStream{rows, size_});
+      tiles::product<Number>(tiles::rows_of(hidden), tensors_[17], tiles::AddToStream{rows, size_});
     }
     if (paired()) {
       add_tokens(tokens.ids, tokens.count, 20, rows);
@@ -203,7 +203,7 @@ struct DrafterMemory : torch::CustomClassHolder {
     const at::Tensor normed = at::empty({tokens.count, size_}, tensors_[0].options());
     const at::Tensor kv = at::empty({tokens.count, kv_size}, normed.options());
     tiles::normalize<Number>(rows, tensors_[norm], eps_, normed);
-    tiles::product(tiles::rows_of(normed), tiles::Panels<Number>(tensors_[norm + 1]), tiles::ToRows<Number>{kv.data_ptr<Number>(), kv_size});
+    tiles::product<Number>(tiles::rows_of(normed), tensors_[norm + 1], tiles::ToRows<Number>{kv.data_ptr<Number>(), kv_size});
     tiles::for_rows(tokens.count, [&](int64_t row) {
       const int64_t position = tokens.positions[row] - back, at = position * half;
       if (position < 0) return;
@@ -236,7 +236,7 @@ struct DrafterMemory : torch::CustomClassHolder {
     const at::Tensor normed = at::empty({count, size_}, tensors_[0].options());
     embed(ids, count, wide.data_ptr<float>());
     tiles::normalize<Number>(wide.const_data_ptr<float>(), tensors_[19], eps_, normed);
-    tiles::product(tiles::rows_of(normed), tiles::Panels<Number>(tensors_[weight]), tiles::AddToStream{rows, size_});
+    tiles::product<Number>(tiles::rows_of(normed), tensors_[weight], tiles::AddToStream{rows, size_});
   }
 
   at::Tensor normed_states(const at::Tensor& hidden) const {
@@ -264,7 +264,7 @@ struct DrafterMemory : torch::CustomClassHolder {
       tiles::embed(places.at(slots[token], positions[token]), layer_size_, layers + row * layer_size_);
     });
     tiles::normalize<Number>(layers, lsa_.input_norm, eps_, room.normed);
-    tiles::product(tiles::rows_of(room.normed), tiles::Panels<Number>(lsa_.qkv), tiles::ToRows<Number>{qkv.data_ptr<Number>(), width});
+    tiles::product<Number>(tiles::rows_of(room.normed), lsa_.qkv, tiles::ToRows<Number>{qkv.data_ptr<Number>(), width});
     at::parallel_for(0, count, std::max<int64_t>(1, tiles::kRowsPerThread / layers_), [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
         attend(qkv.data_ptr<Number>() + token * layers_ * width, width, q_size, attended.data_ptr<Number>() + token * layers_ * q_size);
@@ -275,7 +275,7 @@ struct DrafterMemory : torch::CustomClassHolder {
       mean(layers + row * layers_ * layer_size_, summary.data_ptr<Number>() + row * layer_size_);
       tiles::embed(numbers<Number>(tensors_[4]), size_, rows + row * size_);
     });
-    tiles::product(tiles::rows_of(summary), tiles::Panels<Number>(tensors_[3]), tiles::AddToStream{rows, size_});
+    tiles::product<Number>(tiles::rows_of(summary), tensors_[3], tiles::AddToStream{rows, size_});
   }
 
   // One token's layers, [L, width] of queries, keys and values; queries and keys are rotated in place.

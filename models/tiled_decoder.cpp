@@ -29,7 +29,7 @@ struct Decoder : torch::CustomClassHolder {
     for (size_t i = 4; i < tensors.size(); i += 6) {
       layers_.push_back({tensors[i], tensors[i + 1], tensors[i + 2], tensors[i + 3], tensors[i + 4], tensors[i + 5]});
     }
-    for (const at::Tensor& tensor : tensors) TORCH_CHECK(tiles::is_stored<Number>(tensor), "weights are dense and of one type");
+    for (const at::Tensor& tensor : tensors) TORCH_CHECK(tiles::is_read<Number>(tensor), "weights are dense and of one type");
   }
 
   // Inputs as those of the compiled decoder (compiled.py): ids, positions and cache rows [B, rows], the mask, each layer's cache.
@@ -59,7 +59,7 @@ struct Decoder : torch::CustomClassHolder {
       const at::Tensor& cache = inputs[4 + index];
       auto* kept = cache.data_ptr<Number>();
       tiles::normalize<Number>(stream, layer.input_norm, eps_, room.normed);
-      tiles::product(tiles::rows_of(room.normed), tiles::Panels<Number>(layer.qkv), tiles::ToRows<Number>{projected, q_size + kv_size});
+      tiles::product<Number>(tiles::rows_of(room.normed), layer.qkv, tiles::ToRows<Number>{projected, q_size + kv_size});
       tiles::for_rows(rows, [&](int64_t row) {
         const Number *cos = numbers<Number>(cos_) + positions[row] * half, *sin = numbers<Number>(sin_) + positions[row] * half;
         const Number* from = projected + row * (q_size + kv_size);

@@ -33,8 +33,8 @@ def tiled_decoder(target: Llama) -> CompiledLayers:
     others = [target.embedding.weight.detach(), cos[:, 0, 0], sin[:, 0, 1], target.norm.weight.detach()]
     dense = [tensor.to(target.dtype).contiguous() for tensor in others]
     layers = [layer for layer in target.layers if isinstance(layer, DecoderLayer)]
-    numbers = sum(parameter.numel() for parameter in target.layers.parameters())
-    weights = tiled_linear.in_one_piece((tensor for layer in layers for tensor in layer_tensors(layer)), numbers, target.dtype)
+    size = sum(parameter.nbytes for parameter in target.layers.parameters())
+    weights = tiled_linear.in_one_piece((tensor for layer in layers for tensor in layer_tensors(layer)), size)
     sizes = config.num_kv_heads, config.head_dim, config.rms_norm_eps
     decoder = operator_class("Decoder", target.dtype)(dense + weights, *sizes)
 
@@ -56,7 +56,7 @@ def tiled_head(target: Llama) -> CompiledGraph:
     Rounded to bfloat16, one row of logits in twenty or so would have two that are largest.
     """
     weight = tiled_linear.tiled(target.lm_head.weight.detach())
-    return of_dense(operator_class("Head", weight.dtype)(weight).run)
+    return of_dense(operator_class("Head", target.dtype)(weight).run)
 
 
 def layer_tensors(layer: DecoderLayer) -> list[Tensor]:

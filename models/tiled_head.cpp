@@ -25,7 +25,7 @@ template <class Number>
 struct Head : torch::CustomClassHolder {
   explicit Head(at::Tensor weight) : weight_(std::move(weight)) {
     TORCH_CHECK(tiles::available(), "this CPU lacks what operators are compiled for");
-    TORCH_CHECK(weight_.dim() == 6 && tiles::is_stored<Number>(weight_), "a head's weight is tiled");
+    TORCH_CHECK(weight_.dim() == 6 && tiles::is_read<Number>(weight_), "a head's weight is tiled");
   }
 
   // Hidden states [n, E] -> logits [n, V], best tokens [n].
@@ -39,7 +39,7 @@ struct Head : torch::CustomClassHolder {
     const at::Tensor logits = at::empty({hidden.size(0), outputs}, hidden.options().dtype(at::kFloat));
     const at::Tensor best = at::empty({hidden.size(0)}, hidden.options().dtype(at::kLong));
     auto* rows = logits.data_ptr<float>();
-    if (hidden.size(0) > 0) tiles::product(tiles::rows_of(hidden), tiles::Panels<Number>(weight_), tiles::ToFloats{rows, outputs});
+    if (hidden.size(0) > 0) tiles::product<Number>(tiles::rows_of(hidden), weight_, tiles::ToFloats{rows, outputs});
     tiles::for_rows(hidden.size(0), [&](int64_t row) { best.data_ptr<int64_t>()[row] = first_of_largest(rows + row * outputs, outputs); });
     return {logits, best};
   }

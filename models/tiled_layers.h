@@ -116,6 +116,12 @@ bool is_stored(const at::Tensor& tensor) {
   return tensor.scalar_type() == c10::CppTypeToScalarType<Number>::value && tensor.is_contiguous();
 }
 
+// Whether operators of such rows may read a tensor: one as it is stored, or a weight that lies in panels.
+template <class Number>
+bool is_read(const at::Tensor& tensor) {
+  return tensor.dim() == 6 ? multiplies<Number>(tensor) : is_stored<Number>(tensor);
+}
+
 inline Rows rows_of(const at::Tensor& x) {
   return {static_cast<const char*>(x.const_data_ptr()), x.size(1) * x.element_size(), x.size(0)};
 }
@@ -146,10 +152,10 @@ void normalize(const float* stream, const at::Tensor& weight, double eps, const 
 template <class Number>
 void finish(const Layer& layer, const at::Tensor& attended, double eps, float* stream, const Room& room) {
   const int64_t size = layer.mlp_norm.size(0), hidden = layer.down.size(1) * kPairs;
-  product(rows_of(attended), Panels<Number>(layer.output), AddToStream{stream, size});
+  product<Number>(rows_of(attended), layer.output, AddToStream{stream, size});
   normalize<Number>(stream, layer.mlp_norm, eps, room.normed);
-  product(rows_of(room.normed), Panels<Number>(layer.gate_up), Gate<Number>{room.gated.data_ptr<Number>(), hidden});
-  product(rows_of(room.gated), Panels<Number>(layer.down), AddToStream{stream, size});
+  product<Number>(rows_of(room.normed), layer.gate_up, Gate<Number>{room.gated.data_ptr<Number>(), hidden});
+  product<Number>(rows_of(room.gated), layer.down, AddToStream{stream, size});
 }
 
 }  // namespace tiles

@@ -13,7 +13,7 @@ namespace {
 template <class Number>
 void multiply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& out) {
   const tiles::Rows rows{static_cast<const char*>(x.const_data_ptr()), x.stride(0) * x.element_size(), x.size(0)};
-  tiles::product(rows, tiles::Panels<Number>(weight), tiles::ToRows<Number>{out.data_ptr<Number>(), out.size(1)});
+  tiles::product<Number>(rows, weight, tiles::ToRows<Number>{out.data_ptr<Number>(), out.size(1)});
 }
 
 #endif
@@ -22,8 +22,9 @@ at::Tensor tiled_linear(const at::Tensor& x, const at::Tensor& weight) {
 #ifdef MOASERVE_SIMD
   TORCH_CHECK(tiles::available(), "tiled_linear: this CPU lacks what operators are compiled for");
   TORCH_CHECK(
-      x.dim() == 2 && weight.dim() == 6 && weight.is_contiguous() && x.size(1) == weight.size(1) * tiles::kPairs &&
-          x.scalar_type() == weight.scalar_type() && (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat),
+      x.dim() == 2 && weight.dim() == 6 && x.size(1) == weight.size(1) * tiles::kPairs &&
+          (x.scalar_type() == at::kFloat ? tiles::multiplies<float>(weight)
+                                         : x.scalar_type() == at::kBFloat16 && tiles::multiplies<at::BFloat16>(weight)),
       "tiled_linear: rows and weights do not belong together");
   const at::Tensor dense = x.stride(1) == 1 ? x : x.contiguous();
   at::Tensor out = at::empty({x.size(0), weight.size(0) * tiles::kPanel}, x.options());

@@ -1,4 +1,5 @@
-// Products of rows with constant weights, of bfloat16 by tiles or by vectors, of float32 by vectors.
+// Products of rows with constant weights, of bfloat16 by tiles or by vectors, of float32 by vectors: without tiles with weights in bfloat16
+// too, which are half as much to fetch, and sums of the same numbers in the same order as if these stood there in float32.
 //
 // Weights lie in panels of 32 outputs, as products read them (tiled_linear.py): a panel is fetched once and stays in the
 // first-level cache for all rows. Every output is the sum of the same products in the same order, whatever the number of rows.
@@ -176,21 +177,40 @@ SIMD inline Rows left_of(Rows x, int64_t size) {
   }
 }
 
-// Multiplies all rows with all panels; write(panel, row, sums) is told each row's 32 sums once.
+// Whether rows of this type take weights in bfloat16: where vectors widen these anyway, float32's do.
+template <class Number>
+constexpr bool kTakesNarrow = std::is_same_v<Number, float> && kWidens<BFloat16>;
+
+// Whether a weight is one that rows of this type are multiplied with.
+template <class Number>
+bool multiplies(const at::Tensor& weight) {
+  const auto type = weight.scalar_type();
+  return weight.is_contiguous() && (type == c10::CppTypeToScalarType<Number>::value || (kTakesNarrow<Number> && type == at::kBFloat16));
+}
+
+// Multiplies all rows, which are of type Number, with all panels, which are `near` or not (Panels); write(panel, row, sums) is told each
+// row's 32 sums once.
 template <class Number, class Write>
-void product(Rows x, Panels<Number> weight, const Write& write) {
-  const int64_t tiles = (x.count + kTile - 1) / kTile, height = (x.count + tiles - 1) / tiles;
-  const int64_t weights = weight.steps * kPairs * kPanel;
-  const bool tiled = std::is_same_v<Number, BFloat16> && by_tiles();
-  const Rows left = tiled ? x : left_of<Number>(x, weight.steps * kPairs);
-  at::parallel_for(0, weight.count, std::max<int64_t>(1, kSmallest / (weights * (1 + tiles / 4))), [&](int64_t begin, int64_t end) {
+void product(Rows x, const at::Tensor& weight, const Write& write, bool near = false) {
+  const int64_t tiles = (x.count + kTile - 1) / kTile;
+  const int64_t grain = std::max<int64_t>(1, kSmallest / (weight.size(1) * kPairs * kPanel * (1 + tiles / 4)));
+  const auto by_vectors = [&](Rows left, auto panels) {
+    at::parallel_for(0, panels.count, grain, [&](int64_t begin, int64_t end) { multiply_panels_by_vectors(left, panels, begin, end, write); });
+  };
+  if constexpr (kTakesNarrow<Number>) {
+    if (weight.scalar_type() == at::kBFloat16) return by_vectors(x, Panels<BFloat16>(weight, near));
+  }
+  const Panels<Number> panels(weight, near);
 #ifdef MOASERVE_TILES
-    if constexpr (std::is_same_v<Number, BFloat16>) {
-      if (tiled) return multiply_panels(x, weight, begin, end, tiles, height, write);
+  if constexpr (std::is_same_v<Number, BFloat16>) {
+    if (by_tiles()) {
+      const int64_t height = (x.count + tiles - 1) / tiles;
+      at::parallel_for(0, panels.count, grain, [&](int64_t begin, int64_t end) { multiply_panels(x, panels, begin, end, tiles, height, write); });
+      return;
     }
+  }
 #endif
-    multiply_panels_by_vectors(left, weight, begin, end, write);
-  });
+  by_vectors(left_of<Number>(x, panels.steps * kPairs), panels);
 }
 
 // Writes a panel's sums into rows of `width` numbers.

@@ -74,7 +74,7 @@ def tiled_memory(network: MoANetwork, length: int) -> TiledMemory:
     if isinstance(moa.entry, PairedEntry):
         tensors += [moa.entry.hidden_norm.weight, moa.entry.pair_norm.weight]
         tensors += [tiled_linear.tiled(x.weight) for x in (moa.entry.from_own, moa.entry.from_before, moa.entry.from_following)]
-    dense = [tensor.detach().to(network.dtype).contiguous() for tensor in tensors]
+    dense = [tensor.detach().to(network.dtype if tensor.dim() < 6 else tensor.dtype).contiguous() for tensor in tensors]
     # What SA keeps, LSA, what leads to memory, what CA keeps.
     tiled_linear.put_in_order(dense, (5, 6, *range(11, 17), 3, *range(17, len(dense)), 7, 8))
     sizes = (moa.config.sa_num_kv_heads, config.head_dim, moa.config.lsa_num_kv_heads, lsa.head_dim)

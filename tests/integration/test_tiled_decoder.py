@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from models.llama import Llama
 from models.rope import RopeConfig
 from models.tiled_decoder import suits, tiled_decoder
 from models.tiled_linear import tiled, tiled_linear
-from models.tiles import TYPES, has_tiles
+from models.tiles import TYPES, has_tiles, instructions
 
 pytestmark = [
     pytest.mark.integration,
@@ -85,10 +86,30 @@ def test_products_take_rows_as_they_lie(dtype: torch.dtype) -> None:
     assert torch.equal(tiled_linear(batched, tiled(matrix)), tiled_linear(x[:, :64], tiled(matrix)).unflatten(0, (4, 5)))
 
 
-@pytest.mark.parametrize("x", [rows(2, 32), rows(2, 64).float(), rows(2, 64).double()])
-def test_what_does_not_belong_together_is_refused(x: Tensor) -> None:
+@pytest.mark.parametrize(
+    ("x", "dtype"), [(rows(2, 32), torch.bfloat16), (rows(2, 64), torch.float32), (rows(2, 64).double(), torch.bfloat16)]
+)
+def test_what_does_not_belong_together_is_refused(x: Tensor, dtype: torch.dtype) -> None:
     with pytest.raises(RuntimeError, match="do not belong together"):
-        tiled_linear(x, tiled(weight(32, 64)))
+        tiled_linear(x, tiled(weight(32, 64, dtype)))
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Once called, weights in float32 are laid out as such, whatever could hold them."""
+    return lambda: monkeypatch.setattr("models.tiled_linear.instructions", lambda: None)
+
+
+@pytest.mark.skipif(instructions() != "AVX2", reason="elsewhere weights are of the type of what they are multiplied with")
+@pytest.mark.parametrize("count", [1, 5, 16, 70])
+def test_weights_that_bfloat16_holds_are_half_as_large_and_give_the_same(wide: Callable[[], None], count: int) -> None:
+    x, matrix = rows(count, 4128, torch.float32), weight(96, 4128).float()
+    narrow = tiled(matrix)
+    assert narrow.dtype == torch.bfloat16
+    assert tiled(matrix + 1e-6).dtype == torch.float32, "not even nearly is held"
+    wide()
+    assert tiled(matrix).dtype == torch.float32
+    assert torch.equal(tiled_linear(x, narrow), tiled_linear(x, tiled(matrix)))
 
 
 def target(dtype: torch.dtype = torch.bfloat16, config: DecoderConfig = CONFIG) -> Llama:
@@ -149,6 +170,14 @@ def test_in_float32_a_decoder_is_pytorchs(batch: int, count: int) -> None:
     hidden = tiled_decoder(model)(inputs(ours, batch, count))[0]
     torch.testing.assert_close(hidden, by_pytorch(model, theirs, batch, count), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(ours.data, theirs.data, atol=1e-4, rtol=1e-4)
+
+
+def test_a_decoder_of_wide_weights_is_the_same(wide: Callable[[], None]) -> None:
+    model = target(torch.float32)
+    narrow, before, after = tiled_decoder(model), cache_of(model), cache_of(model)
+    wide()
+    assert torch.equal(narrow(inputs(before, 3, 10))[0], tiled_decoder(model)(inputs(after, 3, 10))[0])
+    assert torch.equal(before.data, after.data)
 
 
 @both_types
