@@ -15,10 +15,13 @@ from app.tools.parsing import ToolParser
 from app.tools.schemas import Tool, ToolChoice, ToolOptions
 from speculative.request import Grammar
 
+TEXT_FORMS = ("response_format", "text.format")
+"""Parameters by which OpenAI's APIs ask for a form: it is that of text, and so has no say where an answer is nothing but calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """Tools that may be called, how the model writes its calls, and the form that an answer without calls must have."""
+    """Tools and the choice among them, how the model writes its calls, and the form that an answer without calls must have."""
 
     tools: Sequence[Tool]
     choice: ToolChoice
@@ -28,7 +31,8 @@ class Calling:
 
     def parser(self) -> ToolParser:
         """A parser for one answer."""
-        return ToolParser(self.format, {tool.function.name for tool in self.tools})
+        names = {tool.function.name for tool in self.choice.among(self.tools)}
+        return ToolParser(self.format, names, only=self.choice.names is not None)
 
     def constraints(self) -> list[Constraint]:
         """Grammars to check, each with the parameter it is of; the last, if there is one, is that of the whole answer."""
@@ -56,6 +60,8 @@ def calling(options: ToolOptions, form: Constraint | None, chosen: ToolCallForma
         raise InvalidParameterError(message, param="tools")
     choice = options.tool_choice or ToolChoice(type="auto")
     if form is not None and choice.forced:
-        message = f"Invalid value for '{form.param}': with this tool_choice the answer is nothing but calls."
-        raise InvalidParameterError(message, param=form.param)
+        if form.param not in TEXT_FORMS:
+            message = f"Invalid value for '{form.param}': with this tool_choice the answer is nothing but calls."
+            raise InvalidParameterError(message, param=form.param)
+        form = None
     return Calling(tools, choice, options.parallel_tool_calls is not False, format, form)

@@ -24,25 +24,26 @@ def tool_grammar(
 ) -> Grammar | None:
     """The grammar that the answer must follow; None where it may be anything. Without a call the answer has the caller's ``form``.
 
-    Forced calls are nothing but calls, whose arguments follow their tool's schema: exactly one where the choice names a tool or
-    calls are not to be ``parallel``, else any number. Where the model may choose, arguments follow the schema of strict tools, and
-    else are any object. It also writes what it likes around calls; where these need no opener, it calls or writes a text. No text
-    holds what `ToolParser` would take for a call.
+    Calls are of the tools that the choice leaves. Forced calls are nothing but calls, whose arguments follow their tool's schema:
+    exactly one where the choice names a tool or calls are not to be ``parallel``, else any number. Where the model may choose,
+    arguments follow the schema of strict tools, and else are any object. It also writes what it likes around calls; where these
+    need no opener, it calls or writes a text. No text holds what `ToolParser` would take for a call.
     """
     assert not (form and choice.forced)
+    called = choice.among(tools)
     separator = json.dumps(format.separator) + ("?" if format.closer else "")
     calls = f"call ({separator} call)*" if parallel else "call"
     if choice.function is not None:
-        return _grammar("call", [tool for tool in tools if tool.function.name == choice.function.name], format)
+        return _grammar("call", called, format)
     if choice.forced:
-        return _grammar(calls, tools, format)
-    if parallel and form is None and not any(tool.function.strict for tool in tools):
+        return _grammar(calls, called, format)
+    if parallel and form is None and choice.names is None and not any(tool.function.strict for tool in tools):
         return None
     if format.bare or form is not None:
         start = f"{'opener? ' if format.bare else ''}{calls} | {'TEXT' if form is None else '@form'}"
     else:
         start = "(text_and_opener body)* TEXT" if parallel else "text_and_opener body | TEXT"
-    return _grammar(start, tools, format, form, free=True)
+    return _grammar(start, called, format, form, free=True)
 
 
 def _grammar(start: str, tools: Sequence[Tool], format: Format, form: Grammar | None = None, *, free: bool = False) -> Grammar:

@@ -34,13 +34,13 @@ class ToolParser:
 
     What it gives, put together, is the same however the text is cut into pieces. Text that may become a call waits until it is one
     or cannot be; what cannot be is content, to the last character. White space and separators next to a call belong to neither,
-    but content goes on after a call with the space that it had. Where calls need no opener, only the ``names`` of given tools make
-    one.
+    but content goes on after a call with the space that it had. Where calls need no opener, or are ``only`` to be of given tools,
+    only the ``names`` of these make one.
     """
 
-    def __init__(self, format: Format, names: Set[str]) -> None:
+    def __init__(self, format: Format, names: Set[str], *, only: bool = False) -> None:
         self._format = format
-        self._known = names if format.bare else None
+        self._known = names if format.bare or only else None
         self._text = ""  # what has come and is not decided
         self._lead = ""  # of a call that is not committed: what goes before its object if it is none
         self._reader: CallReader | None = None

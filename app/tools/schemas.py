@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -9,6 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from app.messages import Schema, StrictModel
 
+MAX_TOOLS = 128
+Mode = Literal["none", "auto", "required"]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -49,44 +52,76 @@ class Tool(StrictModel):
 
 
 class NamedFunction(StrictModel):
-    """The one function to call."""
+    """A function by its name alone."""
 
     name: str
 
 
-class ToolChoice(StrictModel):
-    """Whether the model may, must or must not call a tool, or which one it must."""
+class AllowedTool(StrictModel):
+    """One of the tools that may be called."""
 
-    type: Literal["none", "auto", "required", "function"]
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(StrictModel):
+    """Which of its tools the model may call, and whether it must call one."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class ToolChoice(StrictModel):
+    """Whether the model may, must or must not call a tool, which one it must, or which ones it may."""
+
+    type: Literal[Mode, "function", "allowed_tools"]
     function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def _tools_where_they_belong(self) -> ToolChoice:
+        for name, value in (("function", self.function), ("allowed_tools", self.allowed_tools)):
+            if self.type == name and value is None:
+                raise PydanticCustomError("missing", "Field required", {"at": f".{name}"})
+            if self.type != name and value is not None:
+                raise PydanticCustomError("invalid_value", f"it needs the type '{name}'", {"at": f".{name}"})
+        return self
 
     @property
     def forced(self) -> bool:
         """True when the answer must be a call."""
-        return self.type in ("required", "function")
+        mode = self.type if self.allowed_tools is None else self.allowed_tools.mode
+        return mode in ("required", "function")
+
+    @property
+    def names(self) -> list[str] | None:
+        """The tools that may be called; None: any."""
+        if self.allowed_tools is not None:
+            return [tool.function.name for tool in self.allowed_tools.tools]
+        return None if self.function is None else [self.function.name]
+
+    def among(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Those of the tools that may be called."""
+        names = self.names
+        return [tool for tool in tools if names is None or tool.function.name in names]
 
 
 def _choice(given: Any) -> Any:
-    """A mode is written as its name, a function as an object."""
+    """A mode is written as its name, tools as an object."""
     if isinstance(given, str):
         if given not in ("none", "auto", "required"):
-            raise PydanticCustomError("invalid_value", "Input should be 'none', 'auto', 'required' or a function")
+            raise PydanticCustomError("invalid_value", "Input should be 'none', 'auto', 'required', a function or allowed tools")
         return {"type": given}
-    if isinstance(given, dict):
-        if given.get("type", "function") != "function":
-            raise PydanticCustomError("invalid_value", "Input should be 'function'", {"at": ".type"})
-        if "type" in given and given.get("function") is None:
-            raise PydanticCustomError("missing", "Field required", {"at": ".function"})
+    if isinstance(given, dict) and given.get("type", "function") not in ("function", "allowed_tools"):
+        raise PydanticCustomError("invalid_value", "Input should be 'function' or 'allowed_tools'", {"at": ".type"})
     return given
 
 
 class ToolOptions(StrictModel):
     """The part of a chat request that is about tools."""
 
-    tools: list[Tool] | None = Field(None, max_length=128)
-    tool_choice: Annotated[
-        ToolChoice | None, BeforeValidator(_choice, Literal["none", "auto", "required"] | dict[str, Any] | None)
-    ] = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_choice, Mode | ToolChoice | None)] = None
     parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
@@ -95,15 +130,20 @@ class ToolOptions(StrictModel):
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise PydanticCustomError("invalid_value", "another tool has this name", {"at": f".tools[{place}].function.name"})
-        if self.tool_choice is not None and self.tool_choice.forced and not names:
+        choice = self.tool_choice
+        if choice is None:
+            return self
+        if (choice.forced or choice.names) and not names:
             raise PydanticCustomError("invalid_value", "it is only allowed when there are tools", {"at": ".tool_choice"})
-        if self.tool_choice is not None and self.tool_choice.function and self.tool_choice.function.name not in names:
-            raise PydanticCustomError("invalid_value", "no tool has this name", {"at": ".tool_choice.function.name"})
+        for place, name in enumerate(choice.names or ()):
+            if name not in names:
+                tool = "" if choice.allowed_tools is None else f".allowed_tools.tools[{place}]"
+                raise PydanticCustomError("invalid_value", "no tool has this name", {"at": f".tool_choice{tool}.function.name"})
         return self
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """The tools that the model is told of: none where it must not call any."""
+        """The tools that the model is told of: none where it must not call any, and all where it may call some of them."""
         if self.tool_choice is not None and self.tool_choice.type == "none":
             return []
         return self.tools or []

@@ -201,7 +201,7 @@ async def test_the_engine_follows_a_grammar_where_tools_ask_for_one(
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
         ({"tool_choice": named("clock"), "guided_regex": "a+"}, "guided_regex"),
         ({"tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
     ],

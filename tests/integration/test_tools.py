@@ -98,12 +98,13 @@ def test_a_table_is_booked(client: openai.OpenAI) -> None:
     assert messages[-1].content
 
 
-FORCED = ["required", {"type": "function", "function": {"name": "ReserveRestaurant"}}]
+RESERVE = {"type": "function", "function": {"name": "ReserveRestaurant"}}
+FORCED = ["required", RESERVE, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [RESERVE]}}]
 QUESTIONS = ["Hello there!", "What is 12 times 12?", "Book me a table for four in Oakland at noon."]
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.parametrize("choice", FORCED, ids=["required", "named"])
+@pytest.mark.parametrize("choice", FORCED, ids=["required", "named", "allowed"])
 def test_forced_calls_follow_their_schemas(client: openai.OpenAI, choice: Any, question: str) -> None:
     messages = [{"role": "user", "content": question}]
     options = {"tool_choice": choice, "parallel_tool_calls": False}
@@ -113,6 +114,18 @@ def test_forced_calls_follow_their_schemas(client: openai.OpenAI, choice: Any, q
     assert choice == "required" or name == "ReserveRestaurant"
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (None, "tool_calls")
     assert calls(ask(client, messages, **options, extra_body={"speculative": False})) == calls(answer)
+    assert calls(ask(client, messages, **options, response_format={"type": "json_object"})) == calls(answer)
+
+
+def test_no_tool_is_called_but_those_allowed(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": TURNS[0]}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [RESERVE]}}
+    free, answer = ask(client, messages), ask(client, messages, tool_choice=choice)
+    assert {name for name, _ in calls(free)} == {"FindRestaurants"}
+    assert {name for name, _ in calls(answer)} <= {"ReserveRestaurant"}
+    assert answer.usage is not None and free.usage is not None
+    assert answer.usage.prompt_tokens == free.usage.prompt_tokens
+    assert calls(ask(client, messages, tool_choice=choice, extra_body={"speculative": False})) == calls(answer)
 
 
 @pytest.mark.parametrize("options", [{}, {"tool_choice": "required"}, {"temperature": 1.0, "seed": 5}], ids=str)
