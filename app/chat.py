@@ -96,6 +96,8 @@ def _template_message(message: Message) -> dict[str, Any]:
     if message.role == "developer":
         rendered["role"] = "system"
     rendered.setdefault("content", "")
+    if not message.reasoning_content:
+        rendered.pop("reasoning_content", None)
     if not rendered.get("tool_calls"):
         rendered.pop("tool_calls", None)  # templates take an empty list for calls too: Llama 3.1's raises, as it wants one
     for call in rendered.get("tool_calls", ()):

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -64,6 +65,16 @@ class ApiError(Exception):
     def response(self) -> Response:
         """The HTTP response of this error; whoever passes it on finds it in the scope's state."""
         return _ErrorResponse(self)
+
+
+@contextmanager
+def own_names(names: Mapping[str, str]) -> Iterator[None]:
+    """What is refused in here is told under the ``names`` that parameters have in the caller's API."""
+    try:
+        yield
+    except (ApiError, InvalidRequestError) as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
 class _ErrorResponse(Response):

@@ -81,6 +81,7 @@ class Message(StrictModel):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(None, description="Extension. What an assistant thought, for templates that render it.")
 
     @model_validator(mode="before")
     @classmethod

@@ -21,6 +21,7 @@ SAMPLING: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_cache_retention": ("in_memory",),
     # vLLM's
     "bad_words": ([],),
+    "cache_prompt": (True,),  # llama.cpp's
     "guided_decoding_backend": (ANYTHING,),  # which library holds answers to their form
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
@@ -44,6 +45,7 @@ CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "web_search_options": (),
     # vLLM's
     "add_special_tokens": (False,),
+    "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
@@ -61,6 +63,7 @@ RESPONSE: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "prompt": (),
     "conversation": (),
     "context_management": ([],),
+    "client_metadata": (ANYTHING,),  # Codex's, of itself
 }
 RESPONSE_TOOL: Final[Mapping[str, tuple[Any, ...]]] = {
     "async": (False,),
@@ -71,8 +74,8 @@ RESPONSE_TOOL: Final[Mapping[str, tuple[Any, ...]]] = {
 RESPONSE_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
 RESPONSE_REASONING: Final[Mapping[str, tuple[Any, ...]]] = {
     "effort": ("none",),
-    "summary": (),
-    "generate_summary": (),
+    "summary": ("auto", "concise", "detailed"),  # of what was reasoned: there is nothing to sum up
+    "generate_summary": ("auto", "concise", "detailed"),
     "context": ("auto",),
     "mode": ("standard",),
 }
@@ -93,7 +96,6 @@ MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
     "parsed": (ANYTHING,),  # by the SDKs, of what is in the content
     # other servers'
     "reasoning": ("",),
-    "reasoning_content": ("",),
     "reasoning_details": ([],),
     "provider_specific_fields": ({},),
 }

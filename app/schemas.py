@@ -90,7 +90,9 @@ class SamplingRequest(StructuredRequest):
     min_p: float | None = Field(None, ge=0, le=1, description="Extension. Drops tokens below this share of the likeliest.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=100, description="Extension. As in transformers; 1 is off.")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=100, description="Extension. As in transformers; 1 is off. repeat_penalty, as llama.cpp has it, is the same."
+    )
     logit_bias: Annotated[LogitBias | None, BeforeValidator(_token_keys, dict[str, float] | None)] = None
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
     stop: Annotated[StopTexts | None, BeforeValidator(_listed, str | list[str] | None)] = None
@@ -109,6 +111,13 @@ class SamplingRequest(StructuredRequest):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, body: Any) -> Any:
+        if isinstance(body, dict) and "repeat_penalty" in body and body.get("repetition_penalty") is None:
+            return {"repetition_penalty" if name == "repeat_penalty" else name: value for name, value in body.items()}
+        return body
 
     @field_validator(*COUNTS, mode="before", check_fields=False)
     @classmethod

@@ -51,6 +51,7 @@ class CallWriter:
             sequence_number=next(self._numbers),
             item_id=self._id,
             output_index=self._index,
+            name=self._name,
             arguments="".join(self._arguments),
         )
         return [done, self._item_event("response.output_item.done", status)]

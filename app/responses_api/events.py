@@ -81,6 +81,7 @@ class ArgumentsDone(BaseModel):
     sequence_number: int
     item_id: str
     output_index: int
+    name: str
     arguments: str
 
 

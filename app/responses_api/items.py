@@ -17,7 +17,7 @@ from app.responses_api.bodies import ItemStatus
 Item = dict[str, Any]
 """An item as OpenAI's API lists it."""
 PARTS = ("input_text", "output_text", "text")
-KINDS = ("message", "function_call", "function_call_output", "item_reference")
+KINDS = ("message", "function_call", "function_call_output", "item_reference", "reasoning")
 _ID = re.compile(r"[a-z]+_([0-9a-f]{32})_.+")
 
 
@@ -71,6 +71,15 @@ class InputCallOutput(_InputItem):
     output: Texts
 
 
+class InputReasoning(_InputItem):
+    """What another model thought: it is kept with the conversation, and not told to this one."""
+
+    type: Literal["reasoning"]
+    summary: list[dict[str, Any]] = Field(default_factory=list)
+    content: list[dict[str, Any]] | None = None
+    encrypted_content: str | None = None
+
+
 class ItemReference(StrictModel):
     """An item of a stored response."""
 
@@ -97,6 +106,7 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("<message>")]
     | Annotated[InputCall, Tag("<function_call>")]
     | Annotated[InputCallOutput, Tag("<function_call_output>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")]
     | Annotated[ItemReference, Tag("<item_reference>")],
     Discriminator(lambda item: f"<{_kind(item)}>"),
     BeforeValidator(_known),
@@ -106,10 +116,11 @@ InputItems = Annotated[list[InputItem], Field(max_length=4096, fail_fast=True)]
 
 def own_id(kind: str, response_id: str, place: int) -> str:
     """The id of the item at this place of a response's input."""
-    return item_id({"message": "msg", "function_call": "fc", "function_call_output": "fco"}[kind], response_id, f"i{place}")
+    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}[kind]
+    return item_id(prefix, response_id, f"i{place}")
 
 
-def kept(item: InputMessage | InputCall | InputCallOutput, response_id: str, place: int) -> Item:
+def kept(item: InputMessage | InputCall | InputCallOutput | InputReasoning, response_id: str, place: int) -> Item:
     """The item as it is kept: with an id, the caller's own where there is one, and all fields that OpenAI's API requires."""
     common = {"id": item.id or own_id(item.type, response_id, place), "type": item.type, "status": item.status or "completed"}
     match item:
@@ -117,6 +128,8 @@ def kept(item: InputMessage | InputCall | InputCallOutput, response_id: str, pla
             return common | {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         case InputCallOutput():
             return common | {"call_id": item.call_id, "output": item.output} | ({"name": item.name} if item.name else {})
+        case InputReasoning():
+            return common | item.model_dump(exclude_none=True, include={"summary", "content", "encrypted_content"})
         case InputMessage(role="assistant"):
             part: Item = {"type": "output_text", "text": item.content, "annotations": [], "logprobs": []}
         case _:
@@ -137,6 +150,6 @@ def messages(instructions: str | None, items: Sequence[Item]) -> list[Message]:
                 made.append(said.model_copy(update={"tool_calls": [*(said.tool_calls or ()), call]}))
             else:
                 made.append(Message(role="assistant", tool_calls=[call]))
-        else:
+        elif item["type"] == "function_call_output":
             made.append(Message(role="tool", content=item["output"], tool_call_id=item["call_id"], name=item.get("name")))
     return made

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from app import parameters
 from app.messages import StrictModel, TemplateOptions
 from app.responses_api.items import InputItems
-from app.responses_api.tools import Choice, FunctionTool, NamedTool, TextFormat
+from app.responses_api.tools import AllowedChoice, Choice, FunctionTool, NamedTool, TextFormat, available
 from app.schemas import INT32, SamplingRequest
 from app.structured import Constraint, form_of
-from app.tools.schemas import ToolChoice, ToolOptions
+from app.tools.schemas import MAX_TOOLS, ToolChoice, ToolOptions
 from speculative.request import MAX_LOGPROBS
 
 MAX_LEVELS = 128
 LOGPROBS = "message.output_text.logprobs"
-# The others add to kinds of items that this server never has.
+# The others add to kinds of items that this server never writes.
 Includable = Literal[
     "message.output_text.logprobs",
     "message.input_image.image_url",
@@ -29,6 +29,8 @@ Includable = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 ]
+NEVER_THERE = frozenset(get_args(Includable)) - {LOGPROBS}
+"""What can be asked for and is in no answer of this server."""
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
@@ -64,6 +66,12 @@ class TextOptions(StrictModel):
         return parameters.drop_neutral(options, parameters.RESPONSE_TEXT)
 
 
+class _Elsewhere(BaseModel):
+    """A tool that is left out."""
+
+    type: str
+
+
 class ReasoningOptions(StrictModel):
     """How to reason: no setting of it is known to the models served here."""
 
@@ -85,7 +93,9 @@ class ResponseRequest(SamplingRequest, TemplateOptions):
     background: bool | None = None
     include: list[Includable] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: list[FunctionTool] | None = Field(None, max_length=128)
+    tools: Annotated[
+        list[FunctionTool] | None, Field(max_length=MAX_TOOLS), BeforeValidator(available, list[FunctionTool | _Elsewhere] | None)
+    ] = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -105,7 +115,7 @@ class ResponseRequest(SamplingRequest, TemplateOptions):
             _ = self.tool_options
         except ValidationError as error:
             (problem,) = error.errors()
-            at = str(problem["ctx"]["at"]).replace(".function.", ".")
+            at = str(problem["ctx"]["at"]).replace(".function.", ".").replace(".allowed_tools.", ".")
             raise PydanticCustomError("invalid_value", "{problem}", {"problem": problem["msg"], "at": at}) from None
         return self
 
@@ -131,7 +141,7 @@ class ResponseRequest(SamplingRequest, TemplateOptions):
         choice = self.tool_choice
         return ToolOptions(
             tools=None if self.tools is None else [tool.nested() for tool in self.tools],
-            tool_choice=choice.nested() if isinstance(choice, NamedTool) else choice and ToolChoice(type=choice),
+            tool_choice=choice.nested() if isinstance(choice, NamedTool | AllowedChoice) else choice and ToolChoice(type=choice),
             parallel_tool_calls=self.parallel_tool_calls,
         )
 

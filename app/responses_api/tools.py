@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -10,7 +10,26 @@ from pydantic_core import PydanticCustomError
 from app import parameters
 from app.messages import Schema, StrictModel
 from app.structured import JsonSchema, ResponseFormat
-from app.tools.schemas import Function, NamedFunction, Tool, ToolChoice
+from app.tools.schemas import MAX_TOOLS, AllowedTool, AllowedTools, Function, Mode, NamedFunction, Tool, ToolChoice
+
+ELSEWHERE: Final = frozenset(
+    (
+        "apply_patch", "code_interpreter", "computer", "computer_use_preview", "custom", "file_search", "image_generation",
+        "local_shell", "mcp", "namespace", "shell", "tool_search", "web_search", "web_search_2025_08_26", "web_search_preview",
+        "web_search_preview_2025_03_11",
+    )
+)  # fmt: skip
+"""Kinds of tools that OpenAI's API has and this server has not."""
+
+
+def available(tools: Any) -> Any:
+    """The tools without those that are not to be had here, as if the model never called these, unless there are no others.
+
+    Coding agents name such tools in each request, whether their server has them or not. A response tells which tools there were.
+    """
+    if not isinstance(tools, list):
+        return tools
+    return [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") in ELSEWHERE)] or tools
 
 
 class FunctionTool(Function):
@@ -31,7 +50,7 @@ class FunctionTool(Function):
 
 
 class NamedTool(StrictModel):
-    """The one function to call."""
+    """A function by its name alone: the one to call, or one of those that may be called."""
 
     type: Literal["function"]
     name: str
@@ -41,9 +60,29 @@ class NamedTool(StrictModel):
         return ToolChoice(type="function", function=NamedFunction(name=self.name))
 
 
+class AllowedChoice(StrictModel):
+    """Which of its tools the model may call, and whether it must call one."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+    def nested(self) -> ToolChoice:
+        """The same as in chat."""
+        tools = [AllowedTool(type=tool.type, function=NamedFunction(name=tool.name)) for tool in self.tools]
+        return ToolChoice(type=self.type, allowed_tools=AllowedTools(mode=self.mode, tools=tools))
+
+
+def _kind(choice: Any) -> str:
+    if isinstance(choice, str):
+        return "<mode>"
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    return "<allowed_tools>" if kind == "allowed_tools" else "<function>"
+
+
 Choice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<mode>")] | Annotated[NamedTool, Tag("<function>")],
-    Discriminator(lambda choice: "<mode>" if isinstance(choice, str) else "<function>"),
+    Annotated[Mode, Tag("<mode>")] | Annotated[NamedTool, Tag("<function>")] | Annotated[AllowedChoice, Tag("<allowed_tools>")],
+    Discriminator(_kind),
 ]
 
 

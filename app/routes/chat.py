@@ -11,6 +11,7 @@ from app import chat
 from app.answering import answer, check_grammar, check_model, check_tools, tokenize
 from app.bodies import BodyRoute
 from app.deps import ServingDep
+from app.errors import own_names
 from app.generation import requests_for
 from app.origins import Origins
 from app.responses import GUARDED, STREAMED, ChatCompletion
@@ -41,7 +42,8 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     await check_grammar(serving, body.constraint)
     grammar = await check_tools(serving, tools.constraints() if tools else [])
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar)
+    with own_names({"prompt": "messages"}):
+        requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar)
     tokens = TokenTexts(tokenizer) if body.logprobs else None
     origins = Origins(tokenizer) if body.return_token_origins else None
     writer = chat.ChatWriter(response_id, int(time.time()), model, tokens, tools.parser if tools else None, origins)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -16,22 +14,21 @@ from app import chat
 from app.answering import check_grammar, check_model, check_tools, limited, tokenize
 from app.bodies import BodyRoute
 from app.deps import OwnerDep, Serving, ServingDep
-from app.errors import ApiError, InvalidParameterError, NotFoundError
+from app.errors import InvalidParameterError, NotFoundError, own_names
 from app.generation import places_for, requests_for, run
 from app.responses import GUARDED, STREAMED, refusals
 from app.responses_api.answering import Answering
 from app.responses_api.bodies import RUNNING, ItemList, ResponseBody, ResponseDeleted
 from app.responses_api.conversation import conversation
 from app.responses_api.items import messages
-from app.responses_api.schemas import ResponseRequest
-from app.responses_api.tools import NamedTool
+from app.responses_api.schemas import NEVER_THERE, ResponseRequest
+from app.responses_api.tools import AllowedChoice, NamedTool
 from app.responses_api.writer import ResponseWriter
 from app.revising import verified
 from app.sessions.store import StoredResponse
 from app.structured import Constraint
 from app.tokens import TokenTexts
 from app.tools.calling import Calling, calling
-from speculative.errors import InvalidRequestError
 from speculative.request import Request as EngineRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=BodyRoute)
@@ -49,7 +46,7 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
     items = await conversation(serving.store, owner, body, response_id)
     options = body.tool_options
     tools = calling(options, body.constraint, serving.settings.tool_call_format, tokenizer)
-    with _own_names():
+    with own_names(NAMES):
         most = serving.model_info().max_model_len
         prompt = await tokenize(
             serving,
@@ -75,7 +72,7 @@ async def retrieve_response(
     response_id: str, http: Request, serving: ServingDep, owner: OwnerDep, stream: bool = False
 ) -> Response:
     """A response as it stands now."""
-    _refuse(http, "include", "include[]", "starting_after")
+    _refuse(http, "starting_after")
     stored = await _stored(serving, owner, response_id)
     if stream:
         raise InvalidParameterError("A stored response is told whole.", param="stream", code="unsupported_parameter")
@@ -114,7 +111,7 @@ async def list_input_items(
     after: str | None = None,
 ) -> ItemList:
     """What a response answered, those of earlier turns included."""
-    _refuse(http, "include", "include[]")
+    _refuse(http)
     items = (await _stored(serving, owner, response_id)).items
     if order == "desc":
         items = items[::-1]
@@ -131,6 +128,7 @@ async def list_input_items(
 def _queued(body: ResponseRequest, response_id: str, model: str, request: EngineRequest) -> ResponseBody:
     """The response before anything has come of it: what was asked for, as it is honoured."""
     wanted = body.text.format if body.text else None
+    choice = body.tool_choice if isinstance(body.tool_choice, NamedTool | AllowedChoice) else None
     return ResponseBody(
         id=response_id,
         object="response",
@@ -155,7 +153,7 @@ def _queued(body: ResponseRequest, response_id: str, model: str, request: Engine
         store=body.store is not False,
         temperature=request.params.temperature,
         text={"format": wanted.told() if wanted else {"type": "text"}, "verbosity": "medium"},
-        tool_choice=body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice or "auto",
+        tool_choice=(body.tool_choice or "auto") if choice is None else choice.model_dump(),
         tools=[tool.model_dump() for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=request.params.top_p,
@@ -172,9 +170,13 @@ def _constraints(tools: Calling | None) -> list[Constraint]:
 
 
 def _refuse(http: Request, *names: str) -> None:
-    """Query parameters that would have to be ignored."""
-    if given := [name for name in names if name in http.query_params]:
-        raise InvalidParameterError("This server does not support it yet.", param=given[0], code="unsupported_parameter")
+    """Query parameters of these ``names`` would have to be ignored, and so would what can be included and is not kept."""
+    for name in ("include", "include[]", *names):
+        wanted = [value for value in http.query_params.getlist(name) if name in names or value not in NEVER_THERE]
+        if wanted:
+            raise InvalidParameterError(
+                f"This server does not support '{name}={wanted[0]}' yet.", param=name, code="unsupported_parameter"
+            )
 
 
 async def _stored(serving: Serving, owner: str, response_id: str) -> StoredResponse:
@@ -190,13 +192,3 @@ def _unknown(response_id: str) -> NotFoundError:
 
 def _document(stored: StoredResponse) -> Response:
     return Response(json.dumps(stored.document), media_type="application/json")
-
-
-@contextmanager
-def _own_names() -> Iterator[None]:
-    """Errors name parameters as this API does."""
-    try:
-        yield
-    except (ApiError, InvalidRequestError) as error:
-        error.param = NAMES.get(error.param or "", error.param)
-        raise

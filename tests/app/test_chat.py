@@ -124,6 +124,20 @@ async def test_messages_as_the_template_gets_them(client: httpx.AsyncClient, eng
     ]
 
 
+async def test_thoughts_reach_templates_that_render_them(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    asked, again = {"role": "user", "content": "a"}, {"role": "user", "content": "b"}
+    for thoughts in ("so be it", "", None):
+        said = {"role": "assistant", "content": "Yes", "reasoning_content": thoughts}
+        assert (await client.post(CHAT, json=chat_body(messages=[asked, said, again]))).status_code == 200
+        told = {"reasoning_content": thoughts} if thoughts else {}
+        assert engine.tokenizer.conversations[-1][1] == {"role": "assistant", "content": "Yes"} | told
+
+
+async def test_a_penalty_may_have_llama_cpps_name(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    assert (await client.post(CHAT, json=chat_body(repeat_penalty=1.25))).status_code == 200
+    assert engine.requests[0].params.repetition_penalty == 1.25
+
+
 async def test_no_calls_are_no_list_of_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     messages = [{"role": role, "content": "Hi", "tool_calls": []} for role in ("user", "assistant")]
     assert (await client.post(CHAT, json=chat_body(messages=messages))).status_code == 200

@@ -241,7 +241,28 @@ class TestInput:
         neutral: dict[str, Any] = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "truncation": "disabled"}
         neutral |= {"text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"effort": None, "summary": None}}
         neutral |= {"service_tier": "auto", "include": ["reasoning.encrypted_content"], "background": False, "stream": False}
+        neutral |= {"client_metadata": {"session": "s"}, "repeat_penalty": 1.0}
         await created(client, **neutral, conversation=None, prompt=None, stream_options=None)
+        await created(client, reasoning={"effort": "none", "summary": "auto", "generate_summary": "concise"})
+
+    async def test_what_another_model_thought_is_kept_and_not_told_to_this_one(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}], "encrypted_content": "x"}
+        said = {"role": "assistant", "content": "Yes"}
+        document = await created(
+            client, input=[{"role": "user", "content": "Hi"}, thought, said, {"role": "user", "content": "Why?"}]
+        )
+        assert [message["content"] for message in engine.tokenizer.conversations[-1]] == ["Hi", "Yes", "Why?"]
+        listed = (await client.get(f"{URL}/{document['id']}/input_items?order=asc")).json()["data"]
+        assert listed[1] == thought | {"status": "completed"}
+
+    async def test_what_is_never_there_may_be_included_afterwards(self, client: httpx.AsyncClient) -> None:
+        url = f"{URL}/{(await created(client))['id']}"
+        for path in (url, f"{url}/input_items"):
+            assert (await client.get(path, params={"include[]": "reasoning.encrypted_content"})).status_code == 200
+            wanted = {"include": "message.output_text.logprobs"}
+            assert_error(await client.get(path, params=wanted), 400, "include", "unsupported_parameter")
 
     async def test_an_unknown_model_is_a_404(self, client: httpx.AsyncClient) -> None:
         assert_error(await client.post(URL, json=body_of(model="gpt-5")), 404, "model", "model_not_found")

@@ -69,6 +69,16 @@ async def test_calls_are_items_in_the_order_in_which_they_were_written(client: h
     assert engine.tokenizer.options[0]["tools"][0]["function"]["name"] == "get_weather"
 
 
+async def test_tools_of_others_are_left_out_beside_functions(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    others = [{"type": "web_search", "external_web_access": False}, {"type": "namespace", "name": "x", "tools": [CLOCK]}]
+    whole = await created(client, tools=[others[0], WEATHER, others[1]])
+    assert [tool["name"] for tool in whole["tools"]] == [WEATHER["name"]]
+    await created(client, tools=[WEATHER])
+    assert engine.tokenizer.conversations[0] == engine.tokenizer.conversations[1]
+    for tools, place in ((others, 0), ([WEATHER, {"type": "wizardry"}], 1)):
+        assert_error(await client.post(URL, json=body_of(tools=tools)), 400, f"tools[{place}].type", "invalid_value")
+
+
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 async def test_events_are_the_same_output_however_many_tokens_a_step_has(
     client: httpx.AsyncClient, engine: FakeEngine, size: int
@@ -86,6 +96,8 @@ async def test_events_are_the_same_output_however_many_tokens_a_step_has(
         assert all(event.get("item_id", item["id"]) == item["id"] for event in own)
         text = "".join(event.get("delta", "") for event in own)
         assert text == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+    done = [event["name"] for event in events if event["type"] == "response.function_call_arguments.done"]
+    assert done == [item["name"] for item in final["output"] if item["type"] == "function_call"]
     one_call = [event["type"] for event in events if event.get("output_index") == 1]
     assert one_call[0] == "response.output_item.added"
     assert set(one_call[1:-2]) == {"response.function_call_arguments.delta"}
@@ -201,11 +213,7 @@ async def test_forced_and_strict_calls_follow_a_grammar(client: httpx.AsyncClien
         ({"tools": [CLOCK], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name", "invalid_value"),
         ({"tools": [CLOCK], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "invalid_value"),
         ({"tools": [WEATHER | {"parameters": {"title": "refuse me"}}]}, "tools[0].parameters", "invalid_value"),
-        (
-            {"tools": [CLOCK], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
-            "text.format",
-            "invalid_value",
-        ),
+        ({"tools": [CLOCK], "tool_choice": "required", "guided_regex": "a+"}, "guided_regex", "invalid_value"),
         ({"tools": [CLOCK | {"parameters": deep(500)}]}, "tools", "invalid_value"),
         ({"tools": [CLOCK], "include": ["message.output_text.logprobs"]}, "include", "invalid_value"),
     ],
