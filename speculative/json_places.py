@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -23,8 +23,8 @@ def places(schema: Any, place: str = "#") -> Iterator[tuple[Schema, str]]:
             yield from places(each, "/".join((place, *map(str, steps))))
 
 
-def changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
-    """``schema`` with all that are in it changed, the innermost first."""
+def changed(schema: Any, change: Callable[[Schema, Schema], Schema]) -> Any:
+    """``schema`` with all that are in it changed, the innermost first; ``change`` is given each with these, and as it was."""
     if not isinstance(schema, dict):
         return schema
     made = {keyword: copy(value) for keyword, value in schema.items()}
@@ -33,7 +33,7 @@ def changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
             made[keyword][within[0]] = changed(each, change)
         else:
             made[keyword] = changed(each, change)
-    return change(made)
+    return change(made, schema)
 
 
 def _inner(schema: Schema) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -53,9 +53,24 @@ def target(reference: Any, root: Schema) -> Any:
         return None
     found: Any = root
     for step in unquote(reference).split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            found = found.get(name) if isinstance(found, dict) else None
+        found = _next(found, step)
     return found
+
+
+def moved(reference: str, root: Schema, keyword: str, to: str) -> str:
+    """The same reference where all lists by ``keyword`` are found by ``to`` in their schemas."""
+    if f"/{keyword}/" not in reference:
+        return reference
+    found, steps = root, ["#"]
+    for step in unquote(reference).split("/")[1:]:
+        found = _next(found, step)
+        steps.append(to if step == keyword and isinstance(found, list) else quote(step, safe="~"))
+    return "/".join(steps)
+
+
+def _next(found: Any, step: str) -> Any:
+    """What one step of a reference leads to from there; None where that is nothing."""
+    name = step.replace("~1", "/").replace("~0", "~")
+    if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+        return found[int(name)]
+    return found.get(name) if isinstance(found, dict) else None

@@ -24,6 +24,17 @@ MOST_COMBINED = 2**10
 PATTERNS_COMBINED = 2**4
 """Patterns among these: of twenty that hold together the states took 3 s."""
 
+_FORMS = frozenset({"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+"""Formats of strings that llguidance keeps."""
+
+_UNWRITTEN_FORMS = frozenset(
+    {
+        *("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"),
+        *("json-pointer", "relative-json-pointer", "regex"),
+    }
+)
+"""Others that JSON Schema has. Any further are the user's own, and ask nothing."""
+
 _EXACT = 2**53
 """From here on llguidance reads other whole numbers than are written, as it does so by floating point."""
 
@@ -98,6 +109,19 @@ def _patterns(schema: Schema) -> Iterator[str]:
     for each in (schema.get("pattern"), *(names if isinstance(names, dict) else ())):
         if isinstance(each, str):
             yield each
+
+
+def is_remark(form: Any) -> bool:
+    """Whether a string's format is none of JSON Schema's own, and asks nothing."""
+    return isinstance(form, str) and form not in _FORMS | _UNWRITTEN_FORMS
+
+
+def unwritten_form(schema: Schema) -> str | None:
+    """What asks for a string's format that llguidance does not know, though JSON Schema does; None if nothing does."""
+    types, form = schema.get("type", "string"), schema.get("format")
+    if isinstance(form, str) and form in _UNWRITTEN_FORMS and "string" in (types if isinstance(types, list) else [types]):
+        return f"the format {form!r} is not supported: leave it out, or say it by 'pattern'"
+    return None
 
 
 def read_otherwise(schema: Schema, overlapping: bool) -> str | None:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from speculative.json_alternatives import Alternatives
 from speculative.json_places import Schema, changed, places, target
-from speculative.json_refusals import combines, costly, overlaps, read_otherwise
+from speculative.json_refusals import combines, costly, is_remark, overlaps, read_otherwise, unwritten_form
 
 _STRICT = {
     **{"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
@@ -21,6 +22,11 @@ _LENIENT = _STRICT | {"lenient": True, "coerce_one_of": True}
 
 _NAMED = frozenset({"properties", "patternProperties"})
 _OTHERS = frozenset({"additionalProperties", "unevaluatedProperties"})
+
+_OVERLAPPING = (
+    "a value might fit two schemas of 'oneOf', which is not supported: use 'anyOf', "
+    "or give them different types, or objects a common property with different constants"
+)
 
 _ALL_BUT = re.compile(r"((?<!\\)(?:\\\\)*\[\^)(?!\])")
 
@@ -43,20 +49,28 @@ def prepared(schema: Any, *, lenient: bool = False) -> Schema:
         raise ValueError(problem)
     if not lenient:
         _check_references(root, found)
+        for each, place in found:
+            if (problem := unwritten_form(each)) is not None:
+                raise ValueError(f"{problem} (at {place})")
     overlapping = any(map(overlaps, schemas))
     # Where others speak of an object too, each is to leave room for what they name.
     closed = not any(combines(each, _NAMED | _OTHERS) for each in schemas)
+    alternatives = Alternatives(root, closed=closed)
 
-    def made(each: Schema) -> Schema:
+    def made(each: Schema, original: Schema) -> Schema:
+        each, apart = alternatives.made(each, original)
+        if not lenient and not apart:
+            raise ValueError(f"{_OVERLAPPING} (at {next(place for schema, place in found if schema is original)})")
         # Of older drafts llguidance would pass over what these did not know.
-        each = _with_quotes_kept_out(_named_by({key: value for key, value in each.items() if key != "$schema"}, root))
+        each = {key: value for key, value in each.items() if key != "$schema" and not (key == "format" and is_remark(value))}
+        each = _with_quotes_kept_out(_named_by(each, root))
         if closed and not _NAMED.isdisjoint(each) and _OTHERS.isdisjoint(each):
             each = each | {"additionalProperties": False}
         if not lenient and (problem := read_otherwise(each, overlapping)) is not None:
             raise ValueError(problem)
         return each
 
-    whole: Schema = changed(root, made)
+    whole = alternatives.with_copies(changed(root, made), made)
     return whole | {"x-guidance": _LENIENT if lenient else _STRICT}
 
 
