@@ -68,7 +68,7 @@ RESPONSE: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
 RESPONSE_TOOL: Final[Mapping[str, tuple[Any, ...]]] = {
     "async": (False,),
     "allowed_callers": (["direct"],),
-    "defer_loading": (False,),
+    "defer_loading": (False, True),  # there is no search for tools: the model is told of all
     "output_schema": (),
 }
 RESPONSE_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
@@ -87,6 +87,7 @@ RESPONSE_ITEM: Final[Mapping[str, tuple[Any, ...]]] = {
     "async_": (),  # openai's package, where it dumps a call
     "created_by": (),
 }
+RESPONSE_CALL: Final = {name: values for name, values in RESPONSE_ITEM.items() if name != "namespace"}
 # An assistant's message comes back as the SDKs dump it, with the fields of features that it did not use.
 MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
     "refusal": (),

@@ -43,6 +43,7 @@ class FunctionToolCall(BaseModel):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 OutputItem = Annotated[OutputMessage | FunctionToolCall, Field(discriminator="type")]

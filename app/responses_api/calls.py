@@ -12,14 +12,16 @@ from app.responses_api.events import ArgumentsDelta, ArgumentsDone, Event, ItemE
 class CallWriter:
     """One call of the output, at ``index`` in it; ``numbers`` count the events of the whole stream."""
 
-    def __init__(self, item_id: str, index: int, numbers: Iterator[int], call_id: str, name: str) -> None:
+    def __init__(
+        self, item_id: str, index: int, numbers: Iterator[int], call_id: str, name: str, namespace: str | None = None
+    ) -> None:
         self._id, self._index, self._numbers = item_id, index, numbers
-        self._call_id, self._name = call_id, name
+        self._call_id, self._name, self._namespace = call_id, name, namespace
         self._arguments: list[str] = []
 
     def item(self, status: ItemStatus) -> FunctionToolCall:
         """The call as it stands."""
-        return FunctionToolCall(
+        call = FunctionToolCall(
             id=self._id,
             type="function_call",
             status=status,
@@ -27,6 +29,9 @@ class CallWriter:
             name=self._name,
             arguments="".join(self._arguments),
         )
+        if self._namespace is not None:
+            call.namespace = self._namespace
+        return call
 
     def begin(self) -> list[Event]:
         """The call appears, without arguments."""

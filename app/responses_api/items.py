@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from app import parameters
 from app.messages import FunctionCall, Message, StrictModel, ToolCall, joined_parts
 from app.responses_api.bodies import ItemStatus
+from app.responses_api.tools import model_name
 
 Item = dict[str, Any]
 """An item as OpenAI's API lists it."""
@@ -39,10 +40,12 @@ class _InputItem(StrictModel):
     id: str | None = None
     status: ItemStatus | None = None
 
+    _neutral: ClassVar = parameters.RESPONSE_ITEM
+
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, item: Any) -> Any:
-        return parameters.drop_neutral(item, parameters.RESPONSE_ITEM)
+        return parameters.drop_neutral(item, cls._neutral)
 
 
 class InputMessage(_InputItem):
@@ -56,10 +59,12 @@ class InputMessage(_InputItem):
 class InputCall(_InputItem):
     """A function that the model called, its arguments as JSON text."""
 
+    _neutral: ClassVar = parameters.RESPONSE_CALL
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class InputCallOutput(_InputItem):
@@ -125,7 +130,8 @@ def kept(item: InputMessage | InputCall | InputCallOutput | InputReasoning, resp
     common = {"id": item.id or own_id(item.type, response_id, place), "type": item.type, "status": item.status or "completed"}
     match item:
         case InputCall():
-            return common | {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            namespace = {"namespace": item.namespace} if item.namespace else {}
+            return common | {"call_id": item.call_id, "name": item.name, "arguments": item.arguments} | namespace
         case InputCallOutput():
             return common | {"call_id": item.call_id, "output": item.output} | ({"name": item.name} if item.name else {})
         case InputReasoning():
@@ -144,7 +150,8 @@ def messages(instructions: str | None, items: Sequence[Item]) -> list[Message]:
         if item["type"] == "message":
             made.append(Message(role=item["role"], content="\n".join(part["text"] for part in item["content"])))
         elif item["type"] == "function_call":
-            call = ToolCall(id=item["call_id"], function=FunctionCall(name=item["name"], arguments=item["arguments"]))
+            name = model_name(item["name"], item.get("namespace"))
+            call = ToolCall(id=item["call_id"], function=FunctionCall(name=name, arguments=item["arguments"]))
             if made and made[-1].role == "assistant":
                 said = made.pop()
                 made.append(said.model_copy(update={"tool_calls": [*(said.tool_calls or ()), call]}))

@@ -10,7 +10,17 @@ from pydantic_core import PydanticCustomError
 from app import parameters
 from app.messages import StrictModel, TemplateOptions
 from app.responses_api.items import InputItems
-from app.responses_api.tools import AllowedChoice, Choice, FunctionTool, NamedTool, TextFormat, available
+from app.responses_api.tools import (
+    AllowedChoice,
+    Choice,
+    FunctionTool,
+    NamedTool,
+    NamespaceTool,
+    OfferedTool,
+    TextFormat,
+    available,
+    model_name,
+)
 from app.schemas import INT32, SamplingRequest
 from app.structured import Constraint, form_of
 from app.tools.schemas import MAX_TOOLS, ToolChoice, ToolOptions
@@ -94,7 +104,7 @@ class ResponseRequest(SamplingRequest, TemplateOptions):
     include: list[Includable] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: Annotated[
-        list[FunctionTool] | None, Field(max_length=MAX_TOOLS), BeforeValidator(available, list[FunctionTool | _Elsewhere] | None)
+        list[OfferedTool] | None, Field(max_length=MAX_TOOLS), BeforeValidator(available, list[OfferedTool | _Elsewhere] | None)
     ] = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
@@ -111,6 +121,8 @@ class ResponseRequest(SamplingRequest, TemplateOptions):
 
     @model_validator(mode="after")
     def _choice_among_tools(self) -> ResponseRequest:
+        if (count := len(self.functions)) > MAX_TOOLS:
+            raise PydanticCustomError("too_long", f"there are at most {MAX_TOOLS} functions, not {count}", {"at": ".tools"})
         try:
             _ = self.tool_options
         except ValidationError as error:
@@ -136,11 +148,24 @@ class ResponseRequest(SamplingRequest, TemplateOptions):
         return self
 
     @property
+    def functions(self) -> list[tuple[str | None, FunctionTool]]:
+        """All functions, each with its namespace, if it has one."""
+        found: list[tuple[str | None, FunctionTool]] = []
+        for tool in self.tools or ():
+            found += [(tool.name, each) for each in tool.tools] if isinstance(tool, NamespaceTool) else [(None, tool)]
+        return found
+
+    @property
+    def namespaces(self) -> dict[str, tuple[str, str]]:
+        """Namespace and name of what the model knows under another name."""
+        return {model_name(tool.name, namespace): (namespace, tool.name) for namespace, tool in self.functions if namespace}
+
+    @property
     def tool_options(self) -> ToolOptions:
         """What the request says about tools, as chat has it."""
         choice = self.tool_choice
         return ToolOptions(
-            tools=None if self.tools is None else [tool.nested() for tool in self.tools],
+            tools=None if self.tools is None else [tool.nested(namespace) for namespace, tool in self.functions],
             tool_choice=choice.nested() if isinstance(choice, NamedTool | AllowedChoice) else choice and ToolChoice(type=choice),
             parallel_tool_calls=self.parallel_tool_calls,
         )

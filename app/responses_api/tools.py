@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from app import parameters
 from app.messages import Schema, StrictModel
 from app.structured import JsonSchema, ResponseFormat
-from app.tools.schemas import MAX_TOOLS, AllowedTool, AllowedTools, Function, Mode, NamedFunction, Tool, ToolChoice
+from app.tools.schemas import (
+    MAX_NAME,
+    MAX_TOOLS,
+    AllowedTool,
+    AllowedTools,
+    Function,
+    FunctionName,
+    Mode,
+    NamedFunction,
+    Tool,
+    ToolChoice,
+)
 
 ELSEWHERE: Final = frozenset(
     (
         "apply_patch", "code_interpreter", "computer", "computer_use_preview", "custom", "file_search", "image_generation",
-        "local_shell", "mcp", "namespace", "shell", "tool_search", "web_search", "web_search_2025_08_26", "web_search_preview",
+        "local_shell", "mcp", "shell", "tool_search", "web_search", "web_search_2025_08_26", "web_search_preview",
         "web_search_preview_2025_03_11",
     )
 )  # fmt: skip
 """Kinds of tools that OpenAI's API has and this server has not."""
+_BETWEEN: Final = "__"
+"""Stands between a namespace and a name."""
 
 
 def available(tools: Any) -> Any:
@@ -44,9 +57,38 @@ class FunctionTool(Function):
             raise PydanticCustomError("invalid_value", "only tools of type 'function' are supported", {"at": ".type"})
         return parameters.drop_neutral(tool, parameters.RESPONSE_TOOL)
 
-    def nested(self) -> Tool:
-        """The same as in chat."""
-        return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
+    def nested(self, namespace: str | None = None) -> Tool:
+        """The same as in chat, under the name by which the model knows it."""
+        function = self.model_dump(exclude={"type"}) | {"name": model_name(self.name, namespace)}
+        return Tool(type="function", function=Function(**function))
+
+
+class NamespaceTool(StrictModel):
+    """Functions under a common name, such as those of one MCP server."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: Annotated[list[FunctionTool], Field(min_length=1, max_length=MAX_TOOLS), BeforeValidator(available, list[FunctionTool])]
+
+    @model_validator(mode="after")
+    def _names_are_short(self) -> NamespaceTool:
+        for place, tool in enumerate(self.tools):
+            if len(model_name(tool.name, self.name)) > MAX_NAME:
+                message = f"with its namespace it is longer than {MAX_NAME - len(_BETWEEN)} characters"
+                raise PydanticCustomError("invalid_value", message, {"at": f".tools[{place}].name"})
+        return self
+
+
+def model_name(name: str, namespace: str | None) -> str:
+    """What a function is called where there are no namespaces: in prompts and in what models write."""
+    return name if namespace is None else f"{namespace}{_BETWEEN}{name}"
+
+
+OfferedTool = Annotated[
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[NamespaceTool, Tag("<namespace>")],
+    Discriminator(lambda tool: "<namespace>" if _type_of(tool) == "namespace" else "<function>"),
+]
 
 
 class NamedTool(StrictModel):
@@ -76,8 +118,11 @@ class AllowedChoice(StrictModel):
 def _kind(choice: Any) -> str:
     if isinstance(choice, str):
         return "<mode>"
-    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
-    return "<allowed_tools>" if kind == "allowed_tools" else "<function>"
+    return "<allowed_tools>" if _type_of(choice) == "allowed_tools" else "<function>"
+
+
+def _type_of(given: Any) -> Any:
+    return given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
 
 
 Choice = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Literal
 
@@ -36,12 +36,19 @@ Ending = Literal["response.completed", "response.incomplete", "response.failed"]
 class ResponseWriter:
     """Words one response.
 
-    ``tokens`` are given where log-probabilities are asked for, a ``parser`` where tools may be called. A response that does not
-    stream is told from the same events, so that it cannot differ from one that does.
+    ``tokens`` are given where log-probabilities are asked for, a ``parser`` where tools may be called, and ``namespaces`` (with the
+    names there) of those that the model calls by another name. A response that does not stream is told from the same events, so
+    that it cannot differ from one that does.
     """
 
-    def __init__(self, response: ResponseBody, tokens: TokenTexts | None, parser: ToolParser | None) -> None:
-        self.response = response
+    def __init__(
+        self,
+        response: ResponseBody,
+        tokens: TokenTexts | None,
+        parser: ToolParser | None,
+        namespaces: Mapping[str, tuple[str, str]],
+    ) -> None:
+        self.response, self._namespaces = response, namespaces
         self._tokens, self._splitter = tokens, Splitter(parser, ordered=True)
         self._numbers = count()
         self._done: list[OutputItem] = []
@@ -108,7 +115,8 @@ class ResponseWriter:
         events: list[Event] = []
         if delta.id is not None and delta.name is not None:
             events += self._close("completed")
-            self._open = CallWriter(self._item_id("fc"), len(self._done), self._numbers, delta.id, delta.name)
+            namespace, name = self._namespaces.get(delta.name, (None, delta.name))
+            self._open = CallWriter(self._item_id("fc"), len(self._done), self._numbers, delta.id, name, namespace)
             events += self._open.begin()
         assert isinstance(self._open, CallWriter)  # a call goes on until the next begins
         return events + (self._open.arguments(delta.arguments) if delta.arguments else [])

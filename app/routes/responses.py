@@ -56,7 +56,8 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
         grammar = await check_tools(serving, _constraints(tools))
         requests = requests_for(body, [prompt], serving, response_id, grammar=grammar)
     tokens = TokenTexts(tokenizer) if body.logprob_count is not None else None
-    writer = ResponseWriter(_queued(body, response_id, model, requests[0]), tokens, tools.parser() if tools else None)
+    parser = tools.parser() if tools else None
+    writer = ResponseWriter(_queued(body, response_id, model, requests[0]), tokens, parser, body.namespaces)
     places = places_for(serving, requests)
     outputs = limited(serving, run(serving, requests, places))
     if body.constraint is not None:

@@ -12,7 +12,8 @@ from app.messages import Schema, StrictModel
 
 MAX_TOOLS = 128
 Mode = Literal["none", "auto", "required"]
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+MAX_NAME = 64
+FunctionName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME}}}$")]
 
 
 class Function(StrictModel):

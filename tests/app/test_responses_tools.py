@@ -69,8 +69,48 @@ async def test_calls_are_items_in_the_order_in_which_they_were_written(client: h
     assert engine.tokenizer.options[0]["tools"][0]["function"]["name"] == "get_weather"
 
 
+async def test_functions_of_a_namespace_are_called_by_both_names(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.script = ('<tool_call>\n{"name": "mcp__home__clock", "arguments": {}}\n</tool_call>',)
+    home = {"type": "namespace", "name": "mcp__home", "description": "At home", "tools": [CLOCK, {"type": "web_search"}]}
+    whole = await created(client, tools=[WEATHER, home])
+    assert whole["tools"][1] == home | {"tools": [whole["tools"][1]["tools"][0]]}
+    assert Response.model_validate(whole).tools[1].name == "mcp__home"  # type: ignore[union-attr]
+    (call,) = whole["output"]
+    assert (call["type"], call["namespace"], call["name"]) == ("function_call", "mcp__home", "clock")
+    events = events_of(await client.post(URL, json=body_of(tools=[WEATHER, home], stream=True)))
+    assert without_ids(events[-1]["response"]["output"]) == without_ids(whole["output"])
+    assert [event["name"] for event in events if event["type"] == "response.function_call_arguments.done"] == ["clock"]
+
+    told = {"type": "function_call_output", "call_id": call["call_id"], "output": "noon"}
+    ways = ({"input": [{"role": "user", "content": "Hi"}, call, told]}, {"input": [told], "previous_response_id": whole["id"]})
+    for way in ways:
+        again = await created(client, tools=[WEATHER, home], **way)
+        said = engine.tokenizer.conversations[-1][1]
+        assert [each["function"]["name"] for each in said["tool_calls"]] == ["mcp__home__clock"]
+        listed = (await client.get(f"{URL}/{again['id']}/input_items?order=asc")).json()["data"]
+        assert [item.get("namespace") for item in listed] == [None, "mcp__home", None]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "namespace", "name": "a b", "tools": [CLOCK]}], "tools[0].name"),
+        ([CLOCK, {"type": "namespace", "name": "n" * 60, "tools": [CLOCK]}], "tools[1].tools[0].name"),
+        ([{"type": "namespace", "name": "n", "tools": []}], "tools[0].tools"),
+        ([{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}], "tools[0].tools[0].type"),
+        ([{"type": "namespace", "name": "n", "tools": [CLOCK]}, {"type": "function", "name": "n__clock"}], "tools[1].name"),
+        ([{"type": "namespace", "name": f"n{n}", "tools": [CLOCK, WEATHER]} for n in range(65)], "tools"),
+    ],
+)
+async def test_what_is_wrong_with_a_namespace_is_named(
+    client: httpx.AsyncClient, engine: FakeEngine, tools: list[dict[str, Any]], param: str
+) -> None:
+    assert_error(await client.post(URL, json=body_of(tools=tools)), 400, param, "invalid_value")
+    assert engine.requests == []
+
+
 async def test_tools_of_others_are_left_out_beside_functions(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    others = [{"type": "web_search", "external_web_access": False}, {"type": "namespace", "name": "x", "tools": [CLOCK]}]
+    others = [{"type": "web_search", "external_web_access": False}, {"type": "custom", "name": "apply_patch"}]
     whole = await created(client, tools=[others[0], WEATHER, others[1]])
     assert [tool["name"] for tool in whole["tools"]] == [WEATHER["name"]]
     await created(client, tools=[WEATHER])
@@ -206,7 +246,7 @@ async def test_forced_and_strict_calls_follow_a_grammar(client: httpx.AsyncClien
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_value"),
         ({"tools": [CLOCK, CLOCK]}, "tools[1].name", "invalid_value"),
         ({"tools": [CLOCK | {"parameters": {"type": "array"}}]}, "tools[0].parameters.type", "invalid_value"),
-        ({"tools": [CLOCK | {"defer_loading": True}]}, "tools[0].defer_loading", "unsupported_parameter"),
+        ({"tools": [CLOCK | {"allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers", "unsupported_parameter"),
         ({"tool_choice": "often"}, "tool_choice", "invalid_value"),
         ({"tool_choice": 5}, "tool_choice", "invalid_type"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
