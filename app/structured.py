@@ -65,10 +65,11 @@ class StructuredOutputs(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar, and the parameter by which the caller asked for it."""
+    """A grammar, and the parameter by which the caller asked for it; one ``of_text`` has no say in answers that are only calls."""
 
     grammar: Grammar
     param: str
+    of_text: bool = False
 
 
 class StructuredRequest(StrictModel):
@@ -121,7 +122,7 @@ def form_of(wanted: ResponseFormat | None, param: str) -> Constraint | None:
     if wanted is None or wanted.type == "text":
         return None
     schema: dict[str, Any] = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_ or {}
-    return Constraint(Grammar("json_schema", json.dumps(schema)), param)
+    return Constraint(Grammar("json_schema", json.dumps(schema)), param, of_text=True)
 
 
 def _json_schema(schema: dict[str, Any] | None) -> Grammar | None:

@@ -55,8 +55,8 @@ def load_prompts(
 
     Raises PromptError for a line that is none of these, or where none is short enough.
     """
-    prompts: list[Prompt] = []
-    for place, row, rng in _drawn(path, max_tokens, seed):
+    rng, prompts = random.Random(seed), list[Prompt]()
+    for place, row in _drawn(path, max_tokens, rng):
         if len(prompts) == count:
             break
         with _problems(place):
@@ -76,9 +76,8 @@ def load_conversations(path: Path, tokenizer: PreTrainedTokenizerBase, *, count:
 
     Raises PromptError as ``load_prompts`` does.
     """
-    prompts: list[Prompt] = []
-    held = 0
-    for place, row, rng in _drawn(path, max_tokens, seed):
+    rng, prompts, held = random.Random(seed), list[Prompt](), 0
+    for place, row in _drawn(path, max_tokens, rng):
         if held == count:
             break
         with _problems(place):
@@ -90,15 +89,14 @@ def load_conversations(path: Path, tokenizer: PreTrainedTokenizerBase, *, count:
     return _some(prompts, path, max_tokens)
 
 
-def _drawn(path: Path, max_tokens: int, seed: int) -> Iterator[tuple[str, dict[str, Any], random.Random]]:
-    """A file's lines in random order, each with what to call it, and what draws the rest."""
+def _drawn(path: Path, max_tokens: int, rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A file's lines in random order, each with what to call it."""
     if max_tokens < 1:
         raise PromptError("--max-tokens leaves no room for a prompt: a model holds both, so ask for fewer")
     lines = list(read_lines(path))
-    rng = random.Random(seed)
     rng.shuffle(lines)
     for number, row in lines:
-        yield f"{path}, line {number}", row, rng
+        yield f"{path}, line {number}", row
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from speculative.block_transfer import read_blocks, write_blocks
 from speculative.config import EngineConfig, EngineStatus, ModelInfo, RemoteInfo
 from speculative.engine import Engine
 from speculative.errors import (
@@ -24,8 +25,6 @@ from speculative.errors import (
     InvalidRequestError,
 )
 from speculative.garbage import keep_what_is_loaded
-from speculative.kv_bytes import Contents
-from speculative.prefixes import PORTION_BLOCKS
 from speculative.request import FinishReason, Grammar, OfferedTree, Request, RequestOutput, RequestStats
 from speculative.waiting import set_within
 
@@ -217,38 +216,14 @@ class AsyncEngine:
 
         They are copied a portion at a time: running texts go on in between.
         """
-        prefixes = self._loaded_engine().prefixes
-        blocks: list[bytes] = []
-        try:
-            for begin in range(first, len(keys), PORTION_BLOCKS):
-                portion = keys[: begin + PORTION_BLOCKS]
-                contents = await self._ask(_reading(portion, begin))
-                blocks += await asyncio.to_thread(prefixes.format.pack, contents)
-                if begin + len(contents.drafted) < len(portion):
-                    break
-        except EngineError:
-            raise
-        except Exception:  # what is only to be stored fails nobody
-            logger.exception("blocks could not be read")
-        return blocks
+        return await read_blocks(self._loaded_engine().prefixes.format, self._ask, keys, first)
 
     async def write_blocks(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> None:
         """Keep what another engine has computed: the contents of the last of a text's ``keys``; the others are known already.
 
         They are copied a portion at a time, and requests that begin after this find them. Raises InvalidBlockError.
         """
-        prefixes = self._loaded_engine().prefixes
-        first = len(keys) - len(blocks)
-        for begin in range(0, len(blocks), PORTION_BLOCKS):
-            contents = await asyncio.to_thread(prefixes.format.unpack, blocks[begin : begin + PORTION_BLOCKS])
-            portion = keys[: first + begin + len(contents.drafted)]
-            try:
-                await self._ask(_adding(portion, contents))
-            except EngineError:
-                raise
-            except Exception:
-                logger.exception("blocks could not be kept")
-                return
+        await write_blocks(self._loaded_engine().prefixes.format, self._ask, keys, blocks)
 
     async def _ask(self, work: Callable[[Engine], T]) -> T:
         """What the engine's thread brings between two steps; what it raises is raised here."""
@@ -389,14 +364,6 @@ class AsyncEngine:
 
 def _end_lost(engine: Engine) -> None:
     raise EngineLostError(engine.lost)
-
-
-def _reading(keys: Sequence[bytes], first: int) -> Callable[[Engine], Contents]:
-    return lambda engine: engine.prefixes.read(keys, first)
-
-
-def _adding(keys: Sequence[bytes], contents: Contents) -> Callable[[Engine], None]:
-    return lambda engine: engine.prefixes.add(keys, contents)
 
 
 def _answer(future: asyncio.Future[T], result: T) -> None:

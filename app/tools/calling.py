@@ -15,9 +15,6 @@ from app.tools.parsing import ToolParser
 from app.tools.schemas import Tool, ToolChoice, ToolOptions
 from speculative.request import Grammar
 
-TEXT_FORMS = ("response_format", "text.format")
-"""Parameters by which OpenAI's APIs ask for a form: it is that of text, and so has no say where an answer is nothing but calls."""
-
 
 @dataclass(frozen=True, slots=True)
 class Calling:
@@ -60,7 +57,7 @@ def calling(options: ToolOptions, form: Constraint | None, chosen: ToolCallForma
         raise InvalidParameterError(message, param="tools")
     choice = options.tool_choice or ToolChoice(type="auto")
     if form is not None and choice.forced:
-        if form.param not in TEXT_FORMS:
+        if not form.of_text:
             message = f"Invalid value for '{form.param}': with this tool_choice the answer is nothing but calls."
             raise InvalidParameterError(message, param=form.param)
         form = None
