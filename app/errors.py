@@ -7,6 +7,7 @@ ApiError                        what a client is told, in OpenAI's shape
 ├── NotFoundError               404: no such model or route
 ├── RequestTimeoutError         408: it took longer than this server allows
 ├── RequestTooLargeError        413: the body is larger than this server reads
+├── UnsupportedEncodingError    415: the body is compressed
 ├── TooManyRequestsError        429: the caller's rate, or the server's queue, is used up
 ├── UnavailableError            503: the model is loading, or the server is shutting down
 ├── ClientGoneError             499: nobody is left to answer; seen in logs only
@@ -137,6 +138,17 @@ class RequestTooLargeError(ApiError):
 
     def __init__(self, most: int) -> None:
         super().__init__(f"The request body is larger than {most} bytes.", code="request_too_large")
+
+
+class UnsupportedEncodingError(ApiError):
+    """The body comes in an encoding, and would have to be decoded first."""
+
+    status = 415
+    type = "invalid_request_error"
+
+    def __init__(self, encoding: str) -> None:
+        message = f"This server takes no bodies with 'Content-Encoding: {encoding}': send the body as it is."
+        super().__init__(message, code="unsupported_encoding")
 
 
 class TooManyRequestsError(ApiError):

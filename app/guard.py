@@ -22,6 +22,7 @@ from app.errors import (
     PermissionDeniedError,
     RequestTooLargeError,
     TooManyRequestsError,
+    UnsupportedEncodingError,
 )
 from app.keys import ApiKeys
 from app.paths import routed_path
@@ -32,7 +33,7 @@ GUARDED = ("/v1/", "/tokenize", "/detokenize")
 
 
 class Guard:
-    """ASGI middleware: host, key, rate and size of a request, in this order."""
+    """ASGI middleware: host, key, rate, size and encoding of a request, in this order."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
         self._app = app
@@ -74,6 +75,8 @@ class Guard:
             self._check_origin(headers)
         if (length := headers.get("content-length", "")).isdecimal() and int(length) > self._most:
             raise RequestTooLargeError(self._most)
+        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+            raise UnsupportedEncodingError(encoding)
 
     def _check_origin(self, headers: Headers) -> None:
         """Browsers let any page open a WebSocket, and say where the page is from: nothing else protects a server without keys."""

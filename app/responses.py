@@ -36,7 +36,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody} for status in statuses}
 
 
-GUARDED = refusals(400, 401, 403, 404, 408, 413, 429, 500, 503)
+GUARDED = refusals(400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 """Of a route that generates."""
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}

@@ -140,6 +140,13 @@ class ResponseDeleted(BaseModel):
     deleted: Literal[True]
 
 
+class InputTokens(BaseModel):
+    """POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ItemList(BaseModel):
     """GET /v1/responses/{id}/input_items."""
 

@@ -18,9 +18,9 @@ from app.errors import InvalidParameterError, NotFoundError, own_names
 from app.generation import places_for, requests_for, run
 from app.responses import GUARDED, STREAMED, refusals
 from app.responses_api.answering import Answering
-from app.responses_api.bodies import RUNNING, ItemList, ResponseBody, ResponseDeleted
+from app.responses_api.bodies import RUNNING, InputTokens, ItemList, ResponseBody, ResponseDeleted
 from app.responses_api.conversation import conversation
-from app.responses_api.items import messages
+from app.responses_api.items import Item, messages
 from app.responses_api.schemas import NEVER_THERE, ResponseRequest
 from app.responses_api.tools import AllowedChoice, NamedTool
 from app.responses_api.writer import ResponseWriter
@@ -34,6 +34,8 @@ from speculative.request import Request as EngineRequest
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=BodyRoute)
 
 LOOKED_UP = refusals(400, 401, 403, 404, 429)
+NEVER_KEPT = "resp_"
+"""The id of a response that is not made: items need one to be given theirs."""
 NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 
 
@@ -44,14 +46,9 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
     tokenizer = serving.engine.tokenizer
     response_id = f"resp_{uuid.uuid4().hex}"
     items = await conversation(serving.store, owner, body, response_id)
-    options = body.tool_options
-    tools = calling(options, body.constraint, serving.settings.tool_call_format, tokenizer)
+    tools = calling(body.tool_options, body.constraint, serving.settings.tool_call_format, tokenizer)
     with own_names(NAMES):
-        most = serving.model_info().max_model_len
-        prompt = await tokenize(
-            serving,
-            lambda: chat.prompt_tokens(tokenizer, messages(body.instructions, items), body, options.offered_tools, most=most),
-        )
+        prompt = await _prompt(serving, body, items)
         await check_grammar(serving, body.constraint)
         grammar = await check_tools(serving, _constraints(tools))
         requests = requests_for(body, [prompt], serving, response_id, grammar=grammar)
@@ -66,6 +63,16 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
     if body.background:
         return await answering.later()
     return answering.streamed() if body.stream else await answering.whole(http)
+
+
+@router.post("/input_tokens", responses=GUARDED)
+async def count_input_tokens(body: ResponseRequest, serving: ServingDep, owner: OwnerDep) -> InputTokens:
+    """How many tokens a conversation is, tools and all, as the model would read it; nothing is answered or kept."""
+    check_model(serving, body.model)
+    items = await conversation(serving.store, owner, body, NEVER_KEPT)
+    with own_names(NAMES):
+        prompt = await _prompt(serving, body, items)
+    return InputTokens(object="response.input_tokens", input_tokens=len(prompt))
 
 
 @router.get("/{response_id}", response_model=ResponseBody, responses=LOOKED_UP)
@@ -124,6 +131,14 @@ async def list_input_items(
     page = items[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     return ItemList(object="list", data=page, first_id=first, last_id=last, has_more=len(items) > limit)
+
+
+async def _prompt(serving: Serving, body: ResponseRequest, items: list[Item]) -> list[int]:
+    """The tokens of a conversation that a response is to answer."""
+    tokenizer, most, tools = serving.engine.tokenizer, serving.model_info().max_model_len, body.tool_options.offered_tools
+    return await tokenize(
+        serving, lambda: chat.prompt_tokens(tokenizer, messages(body.instructions, items), body, tools, most=most)
+    )
 
 
 def _queued(body: ResponseRequest, response_id: str, model: str, request: EngineRequest) -> ResponseBody:

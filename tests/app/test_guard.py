@@ -299,6 +299,15 @@ class TestSizes:
             assert (await client.post(CHAT, json=chat_body())).status_code == 200
         assert len(engine.requests) == 1
 
+    @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+    async def test_a_body_that_is_compressed_is_refused(self, client: httpx.AsyncClient, engine: FakeEngine, encoding: str) -> None:
+        headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
+        response = await client.post(CHAT, content=b"\x1f\x8b", headers=headers)
+        refusal(response, 415, "unsupported_encoding")
+        assert encoding in response.json()["error"]["message"]
+        assert (await client.post(CHAT, json=chat_body(), headers={"Content-Encoding": "identity"})).status_code == 200
+        assert len(engine.requests) == 1
+
 
 class TestTimeout:
     @pytest.mark.parametrize("n", [1, 2])

@@ -65,6 +65,27 @@ class TestTurns:
         assert_error(await client.get(f"{URL}/{document['id']}"), 404, "response_id", "response_not_found")
 
 
+class TestInputTokens:
+    async def test_they_are_those_that_an_answer_reads(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        first = await created(client)
+        more = {"input": "And?", "previous_response_id": first["id"], "instructions": "Be brief."}
+        counted = await client.post(f"{URL}/input_tokens", json=more)
+        assert len(engine.requests) == 1
+        await created(client, **more)
+        assert counted.json() == {
+            "object": "response.input_tokens",
+            "input_tokens": len(engine.requests[1].prompt_token_ids),
+        }
+        assert engine.tokenizer.conversations[-2] == engine.tokenizer.conversations[-1]
+
+    async def test_what_is_wrong_is_named_as_where_it_would_be_answered(self, client: httpx.AsyncClient) -> None:
+        url = f"{URL}/input_tokens"
+        assert_error(await client.post(url, json={}), 400, "input", "missing_required_parameter")
+        assert_error(await client.post(url, json={"input": "Hi", "model": "gpt-4"}), 404, "model", "model_not_found")
+        gone = {"previous_response_id": "resp_gone", "input": "Hi"}
+        assert_error(await client.post(url, json=gone), 400, "previous_response_id", "previous_response_not_found")
+
+
 class TestStored:
     async def test_retrieve_and_delete(self, client: httpx.AsyncClient) -> None:
         document = await created(client)

@@ -20,6 +20,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 3},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
+    "/v1/responses/input_tokens": {"input": "Hi"},
     "/tokenize": {"prompt": "Hi"},
 }
 """Requests that other parameters are added to."""

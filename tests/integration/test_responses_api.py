@@ -110,6 +110,10 @@ def test_calls_are_those_of_chat_streamed_and_not(client: openai.OpenAI) -> None
     by_id = client.responses.create(input=results, previous_response_id=whole.id, tools=tools, **options)
     sent = client.responses.create(input=[{"role": "user", "content": ask}, *whole.output, *results], tools=tools, **options)
     assert (by_id.output_text, tokens(by_id)) == (sent.output_text, tokens(sent))
+    counted = client.responses.input_tokens.count(
+        model="concierge", input=results, previous_response_id=whole.id, tools=tools, truncation="disabled"
+    )
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", tokens(by_id)[0])
 
 
 class Booking(BaseModel):
