@@ -39,6 +39,7 @@ ERROR_CODES: Final[dict[str, int]] = {
     "response_not_found": 404,
     "service_unavailable": 503,
     "unknown_parameter": 400,
+    "unsupported_encoding": 415,
     "unsupported_parameter": 400,
 }
 """The codes of errors, each with the status that it comes with; both are labels."""
