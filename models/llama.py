@@ -20,16 +20,35 @@ CompiledGraph = Callable[[list[Tensor]], list[Tensor]]
 """Stands in for a part of a network: from its inputs, in a flat list, to its outputs (``models.compiled``)."""
 
 
+Later = Callable[[], Tensor]
+"""What brings rows that are not worked out before they are asked for, once."""
+
+
 class CompiledLayers(Protocol):
     """Stands in for embedding, layers and final norm, as the graph of ``models.compiled`` does."""
 
     def __call__(self, inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
         """As a CompiledGraph; of a single text's rows those from ``wanted`` on may be asked for."""
 
+    def in_two_goes(self, inputs: list[Tensor], wanted: int, told: int) -> tuple[Tensor, Later]:
+        """A single text's rows from ``wanted`` on at once, those from ``told`` on (as far, or before) later."""
 
-def of_all_rows(graph: CompiledGraph) -> CompiledLayers:
-    """By a graph that works all rows out."""
-    return lambda inputs, wanted=0: [graph(inputs)[0][wanted:]]
+
+class OfAllRows:
+    """Layers by a graph that works all rows out."""
+
+    def __init__(self, graph: CompiledGraph) -> None:
+        self._graph = graph
+
+    def __call__(self, inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
+        """As in CompiledLayers."""
+        return [self._graph(inputs)[0][wanted:]]
+
+    def in_two_goes(self, inputs: list[Tensor], wanted: int, told: int) -> tuple[Tensor, Later]:
+        """As in CompiledLayers."""
+        (hidden,) = self(inputs, told)
+        kept = hidden.clone()  # a part would keep all of what was read
+        return hidden[wanted - told :], lambda: kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +153,7 @@ class Llama(nn.Module):
         """
         if self.compiled is None:
             return self.run_layers(self.embed(token_ids), plan, cache, first_layer=0)[wanted:]
-        shape = (plan.batch, plan.rows)
-        write = plan.write - plan.first_slot * cache.rows_per_slot if plan.first_slot else plan.write
-        window = cache.window(plan.first_slot, plan.batch)
-        inputs = [token_ids.view(shape), plan.positions.view(shape), write.view(shape), plan.mask, *window]
-        return self.compiled(inputs, wanted)[0]
+        return self.compiled(_compiled_inputs(token_ids, plan, cache), wanted)[0]
 
     def forward_tapped(
         self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache, taps: Sequence[int], wanted: int = 0
@@ -153,6 +168,21 @@ class Llama(nn.Module):
         outputs: list[Tensor] = []
         hidden = self.run_layers(self.embed(token_ids), plan, cache, first_layer=0, outputs=outputs)
         return hidden[wanted:], torch.cat([outputs[tap - 1][wanted:] for tap in taps], dim=-1)
+
+    def read(
+        self, token_ids: Tensor, plan: AttentionPlan, cache: KVCache, taps: Sequence[int], wanted: int, told: int
+    ) -> tuple[Tensor, Later | None]:
+        """A stretch of a prompt: hidden states of rows from ``wanted`` on, and what brings the taps of those from ``told`` on.
+
+        ``told`` is no more than ``wanted``. Where operators stand in, the last layer's output of rows between waits until then.
+        """
+        if self.compiled is not None and tuple(taps) == (self.config.num_layers,):
+            return self.compiled.in_two_goes(_compiled_inputs(token_ids, plan, cache), wanted, told)
+        hidden, tapped = self.forward_tapped(token_ids, plan, cache, taps, told)
+        if tapped is None:
+            return hidden[wanted - told :], None
+        kept = tapped.clone()  # a part would keep all of what was read
+        return hidden[wanted - told :], lambda: kept
 
     def run_layers(
         self,
@@ -222,3 +252,10 @@ class Llama(nn.Module):
     def borrowed(self, first_layer: int) -> Sequence[DecoderLayer]:
         """The last layers, from ``first_layer`` on, for a drafter that runs through them."""
         return [layer for layer in self.layers[first_layer:] if isinstance(layer, DecoderLayer)]
+
+
+def _compiled_inputs(token_ids: Tensor, plan: AttentionPlan, cache: KVCache) -> list[Tensor]:
+    shape = (plan.batch, plan.rows)
+    write = plan.write - plan.first_slot * cache.rows_per_slot if plan.first_slot else plan.write
+    window = cache.window(plan.first_slot, plan.batch)
+    return [token_ids.view(shape), plan.positions.view(shape), write.view(shape), plan.mask, *window]

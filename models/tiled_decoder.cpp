@@ -4,7 +4,9 @@
 // The stream of residuals stays in float32; what enters products, keys and values are of the type that is stored. Every row is computed in the same
 // way whatever rows are computed with it.
 
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/slice.h>
 #include <torch/custom_class.h>
 
 #include "cached_attention.h"
@@ -35,8 +37,9 @@ struct Decoder : torch::CustomClassHolder {
   // Inputs as those of the compiled decoder (compiled.py): ids, positions and cache rows [B, rows], the mask, each layer's cache.
   //
   // The output is that of the rows from `wanted` on, which may be others than 0 for a single text: of what stands before them, the last
-  // layer leaves keys and values only.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, int64_t wanted) {
+  // layer leaves keys and values only, and of those from `later` on, where that is less, also what `finish` makes their output of: what they
+  // attended to, and the stream.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, int64_t wanted, int64_t later) {
     TORCH_CHECK(inputs.size() == 4 + layers_.size(), "a decoder of ", layers_.size(), " layers got ", inputs.size(), " inputs");
     const auto *ids = inputs[0].const_data_ptr<int64_t>(), *positions = inputs[1].const_data_ptr<int64_t>();
     const auto* write = inputs[2].const_data_ptr<int64_t>();
@@ -48,6 +51,9 @@ struct Decoder : torch::CustomClassHolder {
     const at::Tensor x = at::empty({rows, size}, options.dtype(at::kFloat)), queries = at::empty({rows, q_size}, options);
     const at::Tensor qkv = at::empty({rows, q_size + kv_size}, options);
     TORCH_CHECK(wanted >= 0 && wanted <= rows && (wanted == 0 || mask.size(0) == 1), "no rows of one text from ", wanted, " on");
+    TORCH_CHECK(later >= 0, "no rows from ", later, " on");
+    const int64_t first = std::min(wanted, later);
+    std::vector<at::Tensor> unfinished;
     const at::Tensor out = at::empty({rows - wanted, size}, options);
     const tiles::Room room(layers_[0], rows);
     const Sight sight = sight_of(mask);
@@ -70,15 +76,35 @@ struct Decoder : torch::CustomClassHolder {
       });
       if (wanted == 0 || index + 1 < layers_.size()) {
         tiles::finish<Number>(layer, cached_attention(queries, cache, mask, kv_heads_, sight), eps_, stream, room);
-      } else if (wanted < rows) {
+      } else if (first < rows) {
         const int64_t groups = mask.size(2) / rows;
-        const at::Tensor asking = queries.slice(0, wanted), seen = mask.slice(2, wanted * groups);
+        const at::Tensor asking = queries.slice(0, first), seen = mask.slice(2, first * groups);
         const at::Tensor attended = cached_attention(asking, cache, seen, kv_heads_, sight_of(seen));
-        tiles::finish<Number>(layer, attended, eps_, stream + wanted * size, tiles::Room(layer, rows - wanted));
+        // Copies, as parts would keep all of what was read.
+        if (first < wanted) unfinished = {attended.slice(0, 0, wanted - first).clone(), x.slice(0, first, wanted).clone()};
+        if (wanted < rows) {
+          tiles::finish<Number>(layer, attended.slice(0, wanted - first), eps_, stream + wanted * size, tiles::Room(layer, rows - wanted));
+        }
       }
     }
     if (wanted < rows) tiles::normalize<Number>(stream + wanted * size, norm_, eps_, out);
-    return {out};
+    unfinished.insert(unfinished.begin(), out);
+    return unfinished;
+  }
+
+  // The output of rows that `run` has left unfinished, from what it gave of them; their stream is written over.
+  at::Tensor finish(const at::Tensor& attended, const at::Tensor& x) {
+    const Layer& layer = layers_.back();
+    const int64_t rows = x.size(0), size = embedding_.size(1);
+    TORCH_CHECK(
+        x.scalar_type() == at::kFloat && x.is_contiguous() && x.dim() == 2 && x.size(1) == size && tiles::is_stored<Number>(attended) &&
+            attended.dim() == 2 && attended.size(0) == rows && attended.size(1) == layer.output.size(1) * tiles::kPairs,
+        "what is to be finished is not what was left");
+    const at::Tensor out = at::empty({rows, size}, embedding_.options());
+    auto* stream = x.data_ptr<float>();
+    tiles::finish<Number>(layer, attended, eps_, stream, tiles::Room(layer, rows));
+    tiles::normalize<Number>(stream, norm_, eps_, out);
+    return out;
   }
 
  private:
@@ -114,7 +140,10 @@ struct Decoder : torch::CustomClassHolder {
   Decoder(const std::vector<at::Tensor>&, int64_t, int64_t, double) {
     TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
   }
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>&, int64_t) {
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>&, int64_t, int64_t) {
+    return {};
+  }
+  at::Tensor finish(const at::Tensor&, const at::Tensor&) {
     return {};
   }
 };
@@ -127,7 +156,8 @@ template <class Number>
 void add_decoder(torch::Library& library, const char* name) {
   library.class_<Decoder<Number>>(name)
       .def(torch::init<std::vector<at::Tensor>, int64_t, int64_t, double>())
-      .def("run", &Decoder<Number>::run);
+      .def("run", &Decoder<Number>::run)
+      .def("finish", &Decoder<Number>::finish);
 }
 
 TORCH_LIBRARY_FRAGMENT(moaserve, library) {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from models import cached_attention, tiled_linear
 from models.graph_runner import of_dense
 from models.layers import DecoderLayer, Linear
-from models.llama import CompiledGraph, CompiledLayers, Llama
+from models.llama import CompiledGraph, CompiledLayers, Later, Llama
 from models.tiles import operator_class
 
 
@@ -36,13 +38,25 @@ def tiled_decoder(target: Llama) -> CompiledLayers:
     size = sum(parameter.nbytes for parameter in target.layers.parameters())
     weights = tiled_linear.in_one_piece((tensor for layer in layers for tensor in layer_tensors(layer)), size)
     sizes = config.num_kv_heads, config.head_dim, config.rms_norm_eps
-    decoder = operator_class("Decoder", target.dtype)(dense + weights, *sizes)
+    return _TiledLayers(operator_class("Decoder", target.dtype)(dense + weights, *sizes))
 
-    def run(inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
-        hidden: list[Tensor] = decoder.run([each.contiguous() for each in inputs], wanted)
-        return hidden
 
-    return run
+class _TiledLayers:
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    def __call__(self, inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
+        return self._run(inputs, wanted, wanted)
+
+    def in_two_goes(self, inputs: list[Tensor], wanted: int, told: int) -> tuple[Tensor, Later]:
+        hidden, *unfinished = self._run(inputs, wanted, told)
+        if not unfinished:
+            return hidden, lambda: hidden
+        return hidden, lambda: torch.cat((self._decoder.finish(*unfinished), hidden))
+
+    def _run(self, inputs: list[Tensor], wanted: int, later: int) -> list[Tensor]:
+        out: list[Tensor] = self._decoder.run([each.contiguous() for each in inputs], wanted, later)
+        return out
 
 
 def suits_head(target: Llama) -> bool:

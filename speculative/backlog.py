@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from models.llama import Later
 from speculative.drafters.base import VerifiedTokens
 from speculative.sequence import Sequence
 
@@ -28,7 +29,7 @@ class Backlog:
 
     def __init__(self, *, can_skip: bool) -> None:
         self._can_skip = can_skip
-        self._prompts: list[tuple[Sequence, VerifiedTokens]] = []
+        self._prompts: list[tuple[Sequence, VerifiedTokens, Later | None]] = []
         self._steps: list[tuple[Many[Sequence], Tensor | None]] = []
 
     @property
@@ -41,12 +42,10 @@ class Backlog:
         """Whether some must be told before more is done."""
         return len(self._steps) >= MOST_STEPS and not self._can_skip
 
-    def add_prompt(self, sequence: Sequence, verified: VerifiedTokens) -> None:
-        """A stretch of a prompt, the latest tokens that were computed of it."""
+    def add_prompt(self, sequence: Sequence, verified: VerifiedTokens, tapped: Later | None) -> None:
+        """A stretch of a prompt, the latest tokens that were computed of it; ``tapped`` is asked for when they are told."""
         sequence.num_untold += len(verified.token_ids)
-        if verified.tapped is not None:  # a part of what was tapped of a longer stretch would keep all of that
-            verified = replace(verified, tapped=verified.tapped.clone())
-        self._prompts.append((sequence, verified))
+        self._prompts.append((sequence, verified, tapped))
 
     def add_step(self, batch: Many[Sequence], tapped: Tensor | None) -> None:
         """A step in which ``batch`` ran a token each; ``tapped`` [B, taps·E] as in VerifiedTokens."""
@@ -64,9 +63,9 @@ class Backlog:
         """The oldest step, and prompts before it."""
         batch, _ = self._steps.pop(0)
         skipped = {id(sequence) for sequence in batch}
-        for sequence, verified in self._prompts:
+        for sequence, verified, _ in self._prompts:
             sequence.num_untold -= len(verified.token_ids) if id(sequence) in skipped else 0
-        self._prompts = [(sequence, verified) for sequence, verified in self._prompts if id(sequence) not in skipped]
+        self._prompts = [each for each in self._prompts if id(each[0]) not in skipped]
         for sequence in batch:
             sequence.num_untold -= 1
             sequence.drafter_start = sequence.num_computed + 1 - sequence.num_untold
@@ -78,7 +77,7 @@ class Backlog:
     def take_portion(self) -> list[VerifiedTokens]:
         """The same of a portion, the oldest first: prompts before steps."""
         most = max(PORTION, 4 * max((len(batch) for batch, _ in self._steps), default=0))
-        prompts = _within(most, [len(verified.token_ids) for _, verified in self._prompts])
+        prompts = _within(most, [len(verified.token_ids) for _, verified, _ in self._prompts])
         if prompts:
             return self._take(prompts, 0)
         return self._take(0, _within(most, [len(batch) for batch, _ in self._steps]))
@@ -86,14 +85,19 @@ class Backlog:
     def _take(self, num_prompts: int, num_steps: int) -> list[VerifiedTokens]:
         taken, self._prompts = self._prompts[:num_prompts], self._prompts[num_prompts:]
         prompts = [
-            replace(verified, slots=torch.full_like(verified.slots, sequence.slot))
-            for sequence, verified in taken
+            with_taps(replace(verified, slots=torch.full_like(verified.slots, sequence.slot)), tapped)
+            for sequence, verified, tapped in taken
             if sequence.slot >= 0
         ]
-        for sequence, verified in taken:
+        for sequence, verified, _ in taken:
             sequence.num_untold -= len(verified.token_ids)
         steps, self._steps = self._steps[:num_steps], self._steps[num_steps:]
         return [*prompts, *_merged(steps)]
+
+
+def with_taps(verified: VerifiedTokens, tapped: Later | None) -> VerifiedTokens:
+    """The same with what is tapped of them, worked out now."""
+    return verified if tapped is None else replace(verified, tapped=tapped())
 
 
 def _within(most: int, sizes: list[int]) -> int:

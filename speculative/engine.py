@@ -238,15 +238,16 @@ class Engine:
         return self.clock.end("prefill")
 
     def _read(self, chunk: PrefillChunk) -> Tensor:
-        """Run a stretch of a prompt through target and drafter; the target's hidden states of the last rows at least [n, D]."""
+        """Run a stretch of a prompt through target and drafter; the target's hidden states of the last rows [n, D]."""
         sequence = chunk.sequence
         token_ids = self._tensor(sequence.tokens[chunk.start : chunk.end])
         layout = self.compiled.get("root_layout")
         plan = prefill_plan(self.cache, self.target.config.groups, sequence.slot, chunk.start, chunk.end, layout)
         count = sequence.request.params.prompt_logprobs
-        wanted = 0 if count is not None else min(self.telling.first_told(sequence, chunk.start), len(token_ids) - chunk.last)
+        wanted = 0 if count is not None else len(token_ids) - chunk.last
+        told = min(self.telling.first_told(sequence, chunk.start), wanted)
         self.before_pass()
-        hidden, tapped = self.target.forward_tapped(token_ids, plan, self.cache, self.taps, wanted)
+        hidden, tapped = self.target.read(token_ids, plan, self.cache, self.taps, wanted, told)
         sequence.num_target_calls += 1
         sequence.num_computed = chunk.end
         if count is not None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from models.kv_cache import KVCache
+from models.llama import Later
 from speculative.acceptance import keep_paths
-from speculative.backlog import Backlog
+from speculative.backlog import Backlog, with_taps
 from speculative.drafters.base import Drafter, VerifiedTokens, window_start
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
@@ -43,8 +44,8 @@ class Telling:
             return len(sequence.tokens)
         return max(0, window_start(sequence, self._window) - start)
 
-    def of_prompt(self, sequence: Sequence, token_ids: Tensor, positions: Tensor, tapped: Tensor | None) -> None:
-        """A stretch of a prompt was read: its tokens and their positions [n], and what was tapped of the last ones [≤ n, taps·E].
+    def of_prompt(self, sequence: Sequence, token_ids: Tensor, positions: Tensor, tapped: Later | None) -> None:
+        """A stretch of a prompt was read: its tokens and their positions [n], and what brings the last ones' taps [≤ n, taps·E].
 
         Of the last stretch nothing is told before ``settle``: the first token need not wait for that. What is sent elsewhere is
         wanted now.
@@ -60,14 +61,14 @@ class Telling:
             positions[first:],
             token_ids[first:],
             previous[first:],
-            None if tapped is None else tapped[-told:],
-            window_start(sequence, self._window),
+            begin=window_start(sequence, self._window),
         )
+        of_told: Later | None = None if tapped is None else lambda: tapped()[-told:]
         is_last = sequence.num_computed == sequence.num_given_tokens
         if sequence.request.remote or (self.drafting and not is_last):
-            self._tell(*self._backlog.take(), verified)
+            self._tell(*self._backlog.take(), with_taps(verified, of_told))
         else:
-            self._backlog.add_prompt(sequence, verified)
+            self._backlog.add_prompt(sequence, verified, of_told)
 
     def settle(self) -> None:
         """First tokens of prompts are out: tell of these, unless nothing is drafted anyway."""

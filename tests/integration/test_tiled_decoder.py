@@ -200,6 +200,18 @@ def test_rows_that_are_not_wanted_leave_keys_and_values_alone(count: int, wanted
     assert torch.equal(part.data, whole.data)
 
 
+@pytest.mark.parametrize(("count", "wanted", "told"), [(33, 32, 0), (39, 38, 20), (39, 38, 38), (39, 39, 7), (5, 0, 0)])
+@both_types
+def test_what_is_told_later_is_what_it_would_have_been_at_once(count: int, wanted: int, told: int, dtype: torch.dtype) -> None:
+    model = target(dtype)
+    decoder, whole, part = tiled_decoder(model), cache_of(model), cache_of(model)
+    hidden = decoder(inputs(whole, 1, count, first_slot=2))[0]
+    last, later = decoder.in_two_goes(inputs(part, 1, count, first_slot=2), wanted, told)
+    assert torch.equal(last, hidden[wanted:]) and torch.equal(part.data, whole.data)
+    part.data.zero_()  # what was read may have gone meanwhile
+    assert torch.equal(later(), hidden[told:])
+
+
 @pytest.mark.parametrize(("batch", "wanted"), [(2, 1), (1, 4), (1, -1)])
 def test_rows_that_are_not_there_cannot_be_wanted(batch: int, wanted: int) -> None:
     model = target()

@@ -144,6 +144,11 @@ def test_of_a_stretch_the_rows_that_are_wanted(pair: Pair) -> None:
         last, of_last = pair.model.forward_tapped(tokens, step, part, taps, wanted=17)
         assert tapped is not None and of_last is not None
         assert torch.equal(last, hidden[17:]) and torch.equal(of_last, tapped[17:])
+        last, later = pair.model.read(tokens, step, part, taps, wanted=19, told=4)
+        assert later is not None
+        assert torch.equal(last, hidden[19:]) and torch.equal(later(), tapped[4:])
+    last, later = pair.model.read(tokens, step, part, (), wanted=19, told=19)
+    assert torch.equal(last, hidden[19:]) and later is None
     assert torch.equal(part.data, whole.data)
     assert len(pair.model(tokens, step, part, wanted=20)) == 0
 
