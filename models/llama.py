@@ -178,9 +178,9 @@ class Llama(nn.Module):
         """
         if self.compiled is not None and tuple(taps) == (self.config.num_layers,):
             return self.compiled.in_two_goes(_compiled_inputs(token_ids, plan, cache), wanted, told)
-        hidden, tapped = self.forward_tapped(token_ids, plan, cache, taps, told)
+        hidden, tapped = self.forward_tapped(token_ids, plan, cache, taps, told if taps else wanted)
         if tapped is None:
-            return hidden[wanted - told :], None
+            return hidden, None
         kept = tapped.clone()  # a part would keep all of what was read
         return hidden[wanted - told :], lambda: kept
 

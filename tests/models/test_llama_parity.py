@@ -147,7 +147,7 @@ def test_of_a_stretch_the_rows_that_are_wanted(pair: Pair) -> None:
         last, later = pair.model.read(tokens, step, part, taps, wanted=19, told=4)
         assert later is not None
         assert torch.equal(last, hidden[19:]) and torch.equal(later(), tapped[4:])
-    last, later = pair.model.read(tokens, step, part, (), wanted=19, told=19)
+    last, later = pair.model.read(tokens, step, part, (), wanted=19, told=4)
     assert torch.equal(last, hidden[19:]) and later is None
     assert torch.equal(part.data, whole.data)
     assert len(pair.model(tokens, step, part, wanted=20)) == 0
