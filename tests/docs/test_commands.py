@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,10 +36,11 @@ def runs(
     request: pytest.FixtureRequest, documented_server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Block, Future[CompletedProcess[str]]]]:
     """The blocks that are asked for, as they run: most of them load a model, and two do that in the time of one."""
+    variables = dict(os.environ)
     asked = [item.callspec.params.get("block") for item in request.session.items if hasattr(item, "callspec")]
     with ThreadPoolExecutor(max_workers=2) as pool:
         yield {
-            block: pool.submit(run, block, tmp_path_factory.mktemp("page"), documented_server.base_url)
+            block: pool.submit(run, block, tmp_path_factory.mktemp("page"), documented_server.base_url, variables)
             for block in RUNNABLE
             if block.reason is None and block in asked
         }
@@ -118,4 +120,4 @@ def test_blocks_are_found_with_their_reasons() -> None:
     ],
 )
 def test_a_wrong_command_would_show(text: str, documented_server: Server, tmp_path: Path) -> None:
-    assert run(Block("page.md", 1, "sh", text, None), tmp_path, documented_server.base_url).returncode != 0
+    assert run(Block("page.md", 1, "sh", text, None), tmp_path, documented_server.base_url, os.environ).returncode != 0

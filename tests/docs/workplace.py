@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from models.loader import BUNDLED
@@ -60,8 +60,11 @@ def _write_chats(path: Path) -> None:
             file.write(json.dumps({"messages": messages, "source": "maths"}) + "\n")
 
 
-def run(block: Block, folder: Path, base_url: str) -> subprocess.CompletedProcess[str]:
-    """Run what ``block`` says against the server at ``base_url``, in ``folder``; its output, errors included."""
+def run(block: Block, folder: Path, base_url: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run what ``block`` says against the server at ``base_url``, in ``folder``; its output, errors included.
+
+    ``variables`` are those of the environment: a copy, where this runs in a thread, as pytest writes to its own with every test.
+    """
     furnish(folder, block)
     address = base_url.split("/")[2]
     script = _SERVERS.sub(address, block.script)
@@ -69,7 +72,7 @@ def run(block: Block, folder: Path, base_url: str) -> subprocess.CompletedProces
     return subprocess.run(
         arguments,
         cwd=folder,
-        env=_environment(folder, base_url),
+        env=_environment(folder, base_url, variables),
         input="Hello!\n",  # for those who chat
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -78,12 +81,12 @@ def run(block: Block, folder: Path, base_url: str) -> subprocess.CompletedProces
     )
 
 
-def _environment(folder: Path, base_url: str) -> dict[str, str]:
+def _environment(folder: Path, base_url: str, variables: Mapping[str, str]) -> dict[str, str]:
     # What `make test ARGS=…` was told is not for the pages' make.
     others = ("MOASERVE_", "OPENAI_", "MAKE", "MFLAGS", "ARGS")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    kept = {name: value for name, value in variables.items() if not name.startswith(others)}
     return kept | {
-        "PATH": f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{folder / '.venv' / 'bin'}:{variables['PATH']}",
         "PYTHONPATH": str(ROOT),
         "CURL_HOME": str(folder),
         "XDG_CACHE_HOME": str(folder / ".cache"),
