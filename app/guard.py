@@ -75,7 +75,7 @@ class Guard:
             self._check_origin(headers)
         if (length := headers.get("content-length", "")).isdecimal() and int(length) > self._most:
             raise RequestTooLargeError(self._most)
-        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+        if (encoding := headers.get("content-encoding", "identity")).lower() != "identity":
             raise UnsupportedEncodingError(encoding)
 
     def _check_origin(self, headers: Headers) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -30,25 +30,18 @@ class CompiledLayers(Protocol):
     def __call__(self, inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
         """As a CompiledGraph; of a single text's rows those from ``wanted`` on may be asked for."""
 
+
+@runtime_checkable
+class LayersInTwoGoes(CompiledLayers, Protocol):
+    """Such as need not work out all of a prompt at once."""
+
     def in_two_goes(self, inputs: list[Tensor], wanted: int, told: int) -> tuple[Tensor, Later]:
         """A single text's rows from ``wanted`` on at once, those from ``told`` on (as far, or before) later."""
 
 
-class OfAllRows:
-    """Layers by a graph that works all rows out."""
-
-    def __init__(self, graph: CompiledGraph) -> None:
-        self._graph = graph
-
-    def __call__(self, inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
-        """As in CompiledLayers."""
-        return [self._graph(inputs)[0][wanted:]]
-
-    def in_two_goes(self, inputs: list[Tensor], wanted: int, told: int) -> tuple[Tensor, Later]:
-        """As in CompiledLayers."""
-        (hidden,) = self(inputs, told)
-        kept = hidden.clone()  # a part would keep all of what was read
-        return hidden[wanted - told :], lambda: kept
+def of_all_rows(graph: CompiledGraph) -> CompiledLayers:
+    """By a graph that works all rows out."""
+    return lambda inputs, wanted=0: [graph(inputs)[0][wanted:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +167,9 @@ class Llama(nn.Module):
     ) -> tuple[Tensor, Later | None]:
         """A stretch of a prompt: hidden states of rows from ``wanted`` on, and what brings the taps of those from ``told`` on.
 
-        ``told`` is no more than ``wanted``. Where operators stand in, the last layer's output of rows between waits until then.
+        ``told`` is no more than ``wanted``. Where layers can, the last one's output of rows between waits until then.
         """
-        if self.compiled is not None and tuple(taps) == (self.config.num_layers,):
+        if isinstance(self.compiled, LayersInTwoGoes) and tuple(taps) == (self.config.num_layers,):
             return self.compiled.in_two_goes(_compiled_inputs(token_ids, plan, cache), wanted, told)
         hidden, tapped = self.forward_tapped(token_ids, plan, cache, taps, told if taps else wanted)
         if tapped is None:

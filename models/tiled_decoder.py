@@ -10,7 +10,7 @@ from torch import Tensor
 from models import cached_attention, tiled_linear
 from models.graph_runner import of_dense
 from models.layers import DecoderLayer, Linear
-from models.llama import CompiledGraph, CompiledLayers, Later, Llama
+from models.llama import CompiledGraph, Later, LayersInTwoGoes, Llama
 from models.tiles import operator_class
 
 
@@ -23,7 +23,7 @@ def suits(target: Llama) -> bool:
     return all(linear.bias is None and tiled_linear.suits(linear.weight) for linear in linears)
 
 
-def tiled_decoder(target: Llama) -> CompiledLayers:
+def tiled_decoder(target: Llama) -> LayersInTwoGoes:
     """Stands in for ``target``'s layers as ``compiled.decoder_graph`` does, with a copy of their weights.
 
     ``graph_runner.load_runner`` must have been called. Other threads go on while it runs.

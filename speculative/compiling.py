@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from models.compiled import DYNAMIC, Graph, decoder_graph
 from models.graph_runner import load_graph, load_long_graph, load_runner
 from models.kv_cache import KVCache
-from models.llama import Llama, OfAllRows
+from models.llama import Llama, of_all_rows
 from models.tiled_decoder import suits, suits_head, tiled_decoder, tiled_head
 from speculative.batch import TreeLayout, layout_operator, layout_suits
 from speculative.config import EngineConfig
@@ -44,7 +44,7 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     load_runner(runner)
     # Prompts are read in one call that takes tens of milliseconds: other threads go on meanwhile.
     target = engine.target
-    target.compiled = OfAllRows(load_long_graph(paths.pop("decoder"))) if "decoder" in paths else tiled_decoder(target)
+    target.compiled = of_all_rows(load_long_graph(paths.pop("decoder"))) if "decoder" in paths else tiled_decoder(target)
     loaded = {name: load_graph(package) for name, package in paths.items()}
     engine.compiled = {"head": loaded.pop("head") if "head" in loaded else tiled_head(target)}
     if "layout" in loaded:

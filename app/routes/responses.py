@@ -34,8 +34,6 @@ from speculative.request import Request as EngineRequest
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=BodyRoute)
 
 LOOKED_UP = refusals(400, 401, 403, 404, 429)
-NEVER_KEPT = "resp_"
-"""The id of a response that is not made: items need one to be given theirs."""
 NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 
 
@@ -44,7 +42,7 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
     """Answer a conversation, and keep the answer."""
     model = check_model(serving, body.model)
     tokenizer = serving.engine.tokenizer
-    response_id = f"resp_{uuid.uuid4().hex}"
+    response_id = _new_id()
     items = await conversation(serving.store, owner, body, response_id)
     tools = calling(body.tool_options, body.constraint, serving.settings.tool_call_format, tokenizer)
     with own_names(NAMES):
@@ -69,7 +67,7 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
 async def count_input_tokens(body: ResponseRequest, serving: ServingDep, owner: OwnerDep) -> InputTokens:
     """How many tokens a conversation is, tools and all, as the model would read it; nothing is answered or kept."""
     check_model(serving, body.model)
-    items = await conversation(serving.store, owner, body, NEVER_KEPT)
+    items = await conversation(serving.store, owner, body, _new_id())
     with own_names(NAMES):
         prompt = await _prompt(serving, body, items)
     return InputTokens(object="response.input_tokens", input_tokens=len(prompt))
@@ -131,6 +129,10 @@ async def list_input_items(
     page = items[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     return ItemList(object="list", data=page, first_id=first, last_id=last, has_more=len(items) > limit)
+
+
+def _new_id() -> str:
+    return f"resp_{uuid.uuid4().hex}"
 
 
 async def _prompt(serving: Serving, body: ResponseRequest, items: list[Item]) -> list[int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.attention import AttentionPlan, additive
 from models.config import DecoderConfig
 from models.kv_cache import KVCache
-from models.llama import Llama
+from models.llama import LayersInTwoGoes, Llama
 from models.rope import RopeConfig
 from models.tiled_decoder import suits, tiled_decoder
 from models.tiled_linear import tiled, tiled_linear
@@ -206,6 +206,7 @@ def test_what_is_told_later_is_what_it_would_have_been_at_once(count: int, wante
     model = target(dtype)
     decoder, whole, part = tiled_decoder(model), cache_of(model), cache_of(model)
     hidden = decoder(inputs(whole, 1, count, first_slot=2))[0]
+    assert isinstance(decoder, LayersInTwoGoes)
     last, later = decoder.in_two_goes(inputs(part, 1, count, first_slot=2), wanted, told)
     assert torch.equal(last, hidden[wanted:]) and torch.equal(part.data, whole.data)
     part.data.zero_()  # what was read may have gone meanwhile
