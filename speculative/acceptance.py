@@ -75,30 +75,31 @@ def keep_paths(
 
     ``tapped`` [B·(N+1), taps·E] are of all rows.
     """
-    # Per row: slot, position, token and the one before it, and where it stands in the cache now and from now on.
-    kept: list[tuple[int, int, int, int, int, int]] = []
+    # Token and the one before it, slot and position; where it stands in the cache now and from now on, and among all rows.
+    columns: list[list[int]] = [[] for _ in range(7)]
+    tokens, previous, slots, positions, drafted, final, rows = columns
     drafter_sees: list[int] = []
-    for sequence, acceptance, straight in zip(batch, accepted, tree.straight or (False,) * len(batch), strict=True):
+    straight = tree.straight or (False,) * len(batch)
+    for n, (sequence, acceptance) in enumerate(zip(batch, accepted, strict=True)):
+        first, count = sequence.num_computed, len(acceptance.tokens)
         if sequence.speculative:
-            drafter_sees.extend(range(len(kept), len(kept) + len(acceptance.tokens)))
-        tokens = (sequence.token_before(sequence.num_computed), sequence.tokens[-1], *acceptance.tokens)
-        for depth, row in enumerate((0, *acceptance.rows)):
-            slot, position = sequence.slot, sequence.num_computed + depth
-            final = cache.flat_row(slot, position)
-            drafted = final if straight else cache.flat_row(slot, row - cache.scratch)
-            kept.append((slot, position, tokens[depth + 1], tokens[depth], drafted, final))
+            drafter_sees.extend(range(len(tokens), len(tokens) + count))
+        path, newest = (0, *acceptance.rows), sequence.tokens[-1]
+        tokens += (newest, *acceptance.tokens[:-1])
+        previous += (sequence.token_before(first), newest, *acceptance.tokens[:-2])[:count]
+        slots += [sequence.slot] * count
+        positions += range(first, first + count)
+        places = range(cache.flat_row(sequence.slot, first), cache.flat_row(sequence.slot, first + count))
+        final += places
+        start = cache.flat_row(sequence.slot, -cache.scratch)
+        drafted += places if straight[n] else [start + row for row in path]
+        rows += [n * tree.num_rows + row for row in path]
     if tree.num_rows == 1 and not drafter_sees:
         return None
-    device = cache.data.device
-    # One tensor instead of six: making one costs more than its few numbers.
-    columns = torch.tensor([list(column) for column in zip(*kept, strict=True)], device=device)
-    slots, positions, token_ids, previous, drafted_rows, final_rows = columns
+    told = torch.tensor(columns, device=cache.data.device)  # one instead of seven: making one costs more than its few numbers
     if tree.num_rows > 1:
-        cache.move_rows(drafted_rows, final_rows)
+        cache.move_rows(told[4], told[5])
     if not drafter_sees:
         return None
-    if tapped is not None:
-        rows = [n * tree.num_rows + row for n, path in enumerate(accepted) for row in (0, *path.rows)]
-        tapped = tapped.index_select(0, torch.tensor(rows, device=device))
-    verified = VerifiedTokens(slots, positions, token_ids, previous, tapped)
-    return verified.only(torch.tensor(drafter_sees, device=device)) if len(drafter_sees) < len(kept) else verified
+    verified = VerifiedTokens(told[:4], None if tapped is None else tapped.index_select(0, told[6]))
+    return verified.only(torch.tensor(drafter_sees, device=told.device)) if len(drafter_sees) < len(tokens) else verified

@@ -44,7 +44,7 @@ class Backlog:
 
     def add_prompt(self, sequence: Sequence, verified: VerifiedTokens, tapped: Later | None) -> None:
         """A stretch of a prompt, the latest tokens that were computed of it; ``tapped`` is asked for when they are told."""
-        sequence.num_untold += len(verified.token_ids)
+        sequence.num_untold += len(verified)
         self._prompts.append((sequence, verified, tapped))
 
     def add_step(self, batch: Many[Sequence], tapped: Tensor | None) -> None:
@@ -64,7 +64,7 @@ class Backlog:
         batch, _ = self._steps.pop(0)
         skipped = {id(sequence) for sequence in batch}
         for sequence, verified, _ in self._prompts:
-            sequence.num_untold -= len(verified.token_ids) if id(sequence) in skipped else 0
+            sequence.num_untold -= len(verified) if id(sequence) in skipped else 0
         self._prompts = [each for each in self._prompts if id(each[0]) not in skipped]
         for sequence in batch:
             sequence.num_untold -= 1
@@ -77,20 +77,18 @@ class Backlog:
     def take_portion(self) -> list[VerifiedTokens]:
         """The same of a portion, the oldest first: prompts before steps."""
         most = max(PORTION, 4 * max((len(batch) for batch, _ in self._steps), default=0))
-        prompts = _within(most, [len(verified.token_ids) for _, verified, _ in self._prompts])
+        prompts = _within(most, [len(verified) for _, verified, _ in self._prompts])
         if prompts:
             return self._take(prompts, 0)
         return self._take(0, _within(most, [len(batch) for batch, _ in self._steps]))
 
     def _take(self, num_prompts: int, num_steps: int) -> list[VerifiedTokens]:
         taken, self._prompts = self._prompts[:num_prompts], self._prompts[num_prompts:]
-        prompts = [
-            with_taps(replace(verified, slots=torch.full_like(verified.slots, sequence.slot)), tapped)
-            for sequence, verified, tapped in taken
-            if sequence.slot >= 0
-        ]
-        for sequence, verified, _ in taken:
-            sequence.num_untold -= len(verified.token_ids)
+        prompts = []
+        for sequence, verified, tapped in taken:
+            sequence.num_untold -= len(verified)
+            if sequence.slot >= 0:
+                prompts.append(with_taps(verified.within(sequence.slot), tapped))  # it may have moved since
         steps, self._steps = self._steps[:num_steps], self._steps[num_steps:]
         return [*prompts, *_merged(steps)]
 
@@ -121,6 +119,6 @@ def _merged(steps: list[tuple[Many[Sequence], Tensor | None]]) -> list[VerifiedT
         return []
     taps = [tapped for _, tapped in steps if tapped is not None]
     device = taps[0].device if taps else None
-    slots, positions, token_ids, previous, rows = torch.tensor(sorted(told), device=device).T.contiguous().unbind()
-    tapped = torch.cat(taps).index_select(0, rows) if taps else None
-    return [VerifiedTokens(slots, positions, token_ids, previous, tapped)]
+    slots, positions, token_ids, previous, rows = zip(*sorted(told), strict=True)
+    tapped = torch.cat(taps).index_select(0, torch.tensor(rows, device=device)) if taps else None
+    return [VerifiedTokens(torch.tensor((token_ids, previous, slots, positions), device=device), tapped)]

@@ -61,6 +61,7 @@ class Engine:
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.target, self.tokenizer, self.policy, self.info = target, tokenizer, policy, info
+        self._device = target.device  # a module looks for its own anew each time
         self.largest_shape = largest_shape
         self.compiled: dict[str, CompiledGraph] = {}
         self.replayed: ReplayedVerification | None = None
@@ -233,8 +234,8 @@ class Engine:
             self.prefixes.keep(sequence)
 
     def _end_prefill(self) -> float:
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)  # what is still queued would be taken for the running texts' work
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # what is still queued would be taken for the running texts' work
         return self.clock.end("prefill")
 
     def _read(self, chunk: PrefillChunk) -> Tensor:
@@ -304,7 +305,7 @@ class Engine:
             batch, tree = [batch[index] for index in ready], tree.only(ready)
         logits, best = self._choices(hidden)
         shape = (len(batch), tree.num_rows)
-        return batch, tree, logits.unflatten(0, shape), best.view(shape), tapped
+        return batch, tree, logits.view(*shape, -1), best.view(shape), tapped
 
     def _choices(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [n, D] -> logits [n, V] and each row's best token [n]."""
@@ -385,4 +386,4 @@ class Engine:
         return () if self.drafter is None else tuple(self.drafter.caches)
 
     def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(values, device=self.target.device)
+        return torch.tensor(values, device=self._device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, isnan
 from typing import Protocol
@@ -214,7 +214,8 @@ class AdaptivePolicy:
         one, more = self.costs.verifications(size, tokens, (nodes, nodes + 1))
         reach = worth * (self.costs.level(size) + max(0.0, more - one)) / _GOES_ON
         depth = min(largest.depth, nodes) if self._narrows else largest.depth
-        return replace(largest, depth=depth, breadth=breadth, min_reach=min(max(largest.min_reach, reach), 1.0))
+        least = min(max(largest.min_reach, reach), 1.0)
+        return DraftShape(depth, breadth, largest.nodes, least, largest.temperature, largest.min_probability)
 
     def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
         """As in SpeculationPolicy; what drafters that give no probabilities propose stays as it is."""
@@ -268,7 +269,7 @@ class AdaptivePolicy:
         if step.told:
             usual.told += (_WEIGHT if usual.told else 1.0) * (step.told - usual.told)
         share = self.expected.share(max(1, step.nodes)) if self._cuts else 1.0
-        promised = [None] * len(batch) if tree.probabilities is None else tree.probabilities.sum(dim=1).tolist()
+        promised = [None] * len(batch) if tree.probabilities is None else map(sum, tree.probabilities.tolist())
         for sequence, tokens, promise, drafted in zip(batch, gained, promised, tree.sizes, strict=True):
             if sequence.drafts_here:
                 known = promise is not None and not isnan(promise) and drafted

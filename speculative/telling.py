@@ -56,13 +56,9 @@ class Telling:
         if told <= 0:
             return
         previous = torch.cat((token_ids.new_tensor([sequence.token_before(start)]), token_ids[:-1]))
-        verified = VerifiedTokens(
-            token_ids.new_full((told,), sequence.slot),
-            positions[first:],
-            token_ids[first:],
-            previous[first:],
-            begin=window_start(sequence, self._window),
-        )
+        slots = token_ids.new_full((told,), sequence.slot)
+        rows = torch.stack((token_ids[first:], previous[first:], slots, positions[first:]))
+        verified = VerifiedTokens(rows, begin=window_start(sequence, self._window))
         of_told: Later | None = None if tapped is None else lambda: tapped()[-told:]
         is_last = sequence.num_computed == sequence.num_given_tokens
         if sequence.request.remote or (self.drafting and not is_last):

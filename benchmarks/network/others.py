@@ -154,7 +154,7 @@ class EagleOnEdge(_OnEdge):
         first = int(received.positions[0])
         begin, self._end = first if first > self._end else 0, int(received.positions[-1]) + 1
         unread = torch.zeros_like(received.token_ids)  # EAGLE's layer does not ask what came before a token
-        verified = VerifiedTokens(received.slots, received.positions, received.token_ids, unread, begin=begin)
+        verified = VerifiedTokens(torch.stack((received.token_ids, unread, received.slots, received.positions)), begin=begin)
         self.inner.remember(verified, received.crossing.to(self.inner.dtype))
 
 
@@ -173,10 +173,11 @@ class ModelOnEdge(_OnEdge):
         text = sequence.tokens[:-1]
         first = common_prefix(self._read, text)
         if first < len(text):
-            token_ids, positions = torch.tensor(text[first:]), torch.arange(first, len(text))
-            previous = torch.tensor([sequence.token_before(position) for position in range(first, len(text))])
+            positions = range(first, len(text))
+            previous = [sequence.token_before(position) for position in positions]
+            rows = torch.tensor((text[first:], previous, [0] * len(positions), positions))
             own_cache = self.inner.cache  # the target's is elsewhere, and this drafter does not read it
-            self.inner.extend(VerifiedTokens(torch.zeros_like(positions), positions, token_ids, previous), own_cache)
+            self.inner.extend(VerifiedTokens(rows), own_cache)
         self._read = text
         sequence.num_computed = len(text)
         return super().propose(sequences, shape, target_cache)

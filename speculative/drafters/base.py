@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -19,24 +19,49 @@ from speculative.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class VerifiedTokens:
-    """Tokens that the target has just run, whose keys and values stand in its cache; all [n], sequences mixed.
+    """Tokens that the target has just run, whose keys and values stand in its cache, sequences mixed.
 
-    ``previous`` are the tokens before them, 0 before a text's first. ``tapped`` [n, taps·E] are the outputs of the layers that the
-    drafter has asked for with ``taps``; None for none. The drafter is told of no token before position ``begin``; a prompt's come a
-    sequence at a time, and others say 0.
+    ``rows`` [4, n], in one tensor as making one costs more than its few numbers: token ids, those before them (0 before a text's
+    first), slots and positions. ``tapped`` [n, taps·E] are the outputs of the layers that the drafter has asked for with ``taps``;
+    None for none. The drafter is told of no token before position ``begin``; a prompt's come a text at a time, and others say 0.
     """
 
-    slots: Tensor
-    positions: Tensor
-    token_ids: Tensor
-    previous: Tensor
+    rows: Tensor
     tapped: Tensor | None = None
     begin: int = 0
 
-    def only(self, rows: Tensor) -> VerifiedTokens:
+    def __len__(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def token_ids(self) -> Tensor:
+        """The tokens [n]."""
+        return self.rows[0]
+
+    @property
+    def previous(self) -> Tensor:
+        """Those before them [n]."""
+        return self.rows[1]
+
+    @property
+    def slots(self) -> Tensor:
+        """Where their texts are [n]."""
+        return self.rows[2]
+
+    @property
+    def positions(self) -> Tensor:
+        """Where in them they stand [n]."""
+        return self.rows[3]
+
+    def within(self, slot: int) -> VerifiedTokens:
+        """Those of one text, which is in this ``slot`` now."""
+        rows = self.rows.clone()
+        rows[2] = slot
+        return replace(self, rows=rows)
+
+    def only(self, places: Tensor) -> VerifiedTokens:
         """Some of them."""
-        tapped = None if self.tapped is None else self.tapped[rows]
-        return VerifiedTokens(self.slots[rows], self.positions[rows], self.token_ids[rows], self.previous[rows], tapped, self.begin)
+        return VerifiedTokens(self.rows[:, places], None if self.tapped is None else self.tapped[places], self.begin)
 
 
 class TargetEnds(Protocol):

@@ -75,13 +75,13 @@ class MoADrafter(MoATreeDrafter):
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""
-        token_ids, previous, hidden = verified.token_ids, verified.previous, verified.tapped
-        slots, positions = verified.slots, verified.positions
+        hidden = verified.tapped
         if self.tiled is not None:
-            tokens, tapped = torch.stack((token_ids, previous, slots, positions)), [] if hidden is None else [hidden.contiguous()]
+            tokens, tapped = verified.rows.contiguous(), [] if hidden is None else [hidden.contiguous()]
             target_windows = target_cache.window(0, target_cache.num_slots)
             self.tiled.remember(tokens, tapped, target_windows, self._all_slots(), self._scratches(target_cache.scratch))
             return
+        token_ids, previous, slots, positions = verified.rows
         if remember := self.compiled.get("remember"):
             windows = (layer for kv in (target_cache, *self.caches) for layer in kv.window(0, kv.num_slots))
             remember([token_ids, previous, slots, positions, *(() if hidden is None else (hidden,)), *windows])
@@ -97,14 +97,14 @@ class MoADrafter(MoATreeDrafter):
         """Let the newest memory of texts know the token that follows it, where memory is paired."""
         if not self.config.paired:
             return
-        told = [(each.tokens[each.num_computed], 0, each.slot, each.num_computed) for each in sequences]
-        tokens = torch.tensor(told, device=self.device).T.contiguous()
+        newest = [each.tokens[each.num_computed] for each in sequences]
+        slots, positions = [each.slot for each in sequences], [each.num_computed for each in sequences]
+        tokens = torch.tensor([newest, [0] * len(newest), slots, positions], device=self.device)
         if self.tiled is not None:
             self.tiled.pair(tokens, self._all_slots(), self._scratches(0))
             return
-        token_ids, _, slots, positions = tokens.unbind()
-        rows = tuple(each.flat_rows(slots, positions) for each in self.caches)
-        self.network.pair(token_ids, positions, self.caches, rows)
+        rows = tuple(each.flat_rows(tokens[2], tokens[3]) for each in self.caches)
+        self.network.pair(tokens[0], tokens[3], self.caches, rows)
 
     def _all_slots(self) -> list[Tensor]:
         return [each.window(0, each.num_slots)[0] for each in self.caches]

@@ -54,7 +54,8 @@ def test_eagle_serves_what_was_trained(target: Llama, generation: int, known: in
         plan = prefill_plan(cache, target.config.groups, 0, start, end)
         _, seen = target.forward_tapped(text[0, start:end], plan, cache, drafter.taps)
         slots, previous = torch.zeros_like(plan.positions), tokens_before(text)[0, start:end]
-        drafter.extend(VerifiedTokens(slots, plan.positions, text[0, start:end], previous, seen), cache)
+        rows = torch.stack((text[0, start:end], previous, slots, plan.positions))
+        drafter.extend(VerifiedTokens(rows, seen), cache)
     lengths, none = torch.tensor([known]), torch.zeros(1, 1, dtype=torch.long)
     inherited = drafter.inherited(lengths)
     for depth in range(STEPS):
@@ -89,7 +90,7 @@ def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, windo
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
     _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
     slots, previous = torch.zeros_like(plan.positions), tokens_before(text)[0, :known]
-    told = VerifiedTokens(slots, plan.positions, text[0, :known], previous, seen)
+    told = VerifiedTokens(torch.stack((text[0, :known], previous, slots, plan.positions)), seen)
     drafter.extend(told.only(torch.arange(start, known)), cache)
     lengths = torch.tensor([known])
     if moa.config.paired:

@@ -55,7 +55,7 @@ def test_serving_computes_what_was_trained(target: Llama, moa: MoA, known: int) 
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
     _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
     slots, previous = torch.zeros_like(plan.positions), tokens_before(text)[0, :known]
-    drafter.extend(VerifiedTokens(slots, plan.positions, text[0, :known], previous, seen), cache)
+    drafter.extend(VerifiedTokens(torch.stack((text[0, :known], previous, slots, plan.positions)), seen), cache)
     if moa.config.paired:
         places = tuple(kept.flat_rows(torch.tensor([0]), torch.tensor([known])) for kept in drafter.caches)
         drafter.network.pair(text[0, known : known + 1], torch.tensor([known]), drafter.caches, places)

@@ -43,7 +43,8 @@ def sequence(tokens: list[int]) -> Sequence:
 def verified(tokens: list[int], first: int, tapped: Tensor | None = None) -> VerifiedTokens:
     positions = torch.arange(first, len(tokens) - 1)
     previous = torch.tensor([0, *tokens][first : len(tokens) - 1])
-    return VerifiedTokens(torch.zeros_like(positions), positions, torch.tensor(tokens[first:-1]), previous, tapped)
+    rows = torch.stack((torch.tensor(tokens[first:-1]), previous, torch.zeros_like(positions), positions))
+    return VerifiedTokens(rows, tapped)
 
 
 def drafted(drafter: Any, tokens: list[int]) -> tuple[list[int], list[int]]:
