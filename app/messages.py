@@ -36,19 +36,23 @@ Schema = Annotated[dict[str, Any], AfterValidator(_not_too_deep)]
 
 
 def joined_parts(content: Any, kinds: Sequence[str] = ("text",)) -> Any:
-    """Text parts as one string, a line each, as vLLM joins them; parts that are none of these ``kinds`` are refused."""
+    """Text parts as one string, a line each, as vLLM joins them; parts that are none of these ``kinds`` are refused.
+
+    A refusal, which another model has written, is a text too.
+    """
     if not isinstance(content, list):
         return content
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in kinds:
+        if kind not in (*kinds, "refusal"):
             named = " or ".join(map(repr, kinds))
             message = "only content parts of type {named} are supported"
             raise PydanticCustomError("invalid_value", message, {"named": named, "at": f"[{index}].type"})
-        if not isinstance(part.get("text"), str):
-            raise PydanticCustomError("string_type", "Input should be a valid string", {"at": f"[{index}].text"})
-        texts.append(part["text"])
+        text = "refusal" if kind == "refusal" else "text"
+        if not isinstance(part.get(text), str):
+            raise PydanticCustomError("string_type", "Input should be a valid string", {"at": f"[{index}].{text}"})
+        texts.append(part[text])
     return "\n".join(texts)
 
 
@@ -72,6 +76,11 @@ class ToolCall(StrictModel):
     function: FunctionCall
     index: int | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, call: Any) -> Any:
+        return parameters.drop_neutral(call, parameters.TOOL_CALL)
+
 
 class Message(StrictModel):
     """One message of the conversation."""
@@ -86,6 +95,8 @@ class Message(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, message: Any) -> Any:
+        if isinstance(message, dict):
+            message = _with_our_names(message)
         return parameters.drop_neutral(message, parameters.MESSAGE)
 
     @model_validator(mode="after")
@@ -97,6 +108,15 @@ class Message(StrictModel):
         if self.role == "tool" and self.tool_call_id is None:
             raise PydanticCustomError("missing", "Field required", {"at": ".tool_call_id"})
         return self
+
+
+def _with_our_names(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with what others call otherwise: a refusal is what was said, and vLLM's ``reasoning`` what was thought."""
+    moved = dict(message)
+    for theirs, ours in (("refusal", "content"), ("reasoning", "reasoning_content")):
+        if isinstance(moved.get(theirs), str) and moved.get(ours) is None:
+            moved[ours] = moved.pop(theirs)
+    return moved
 
 
 class TemplateOptions(StrictModel):

@@ -80,7 +80,7 @@ RESPONSE_REASONING: Final[Mapping[str, tuple[Any, ...]]] = {
     "mode": ("standard",),
 }
 RESPONSE_ITEM: Final[Mapping[str, tuple[Any, ...]]] = {
-    "phase": ("final_answer",),
+    "phase": ("commentary", "final_answer"),  # of what is a message either way
     "namespace": (),
     "caller": ({"type": "direct"},),
     "async": (False,),
@@ -90,16 +90,20 @@ RESPONSE_ITEM: Final[Mapping[str, tuple[Any, ...]]] = {
 RESPONSE_CALL: Final = {name: values for name, values in RESPONSE_ITEM.items() if name != "namespace"}
 # An assistant's message comes back as the SDKs dump it, with the fields of features that it did not use.
 MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
-    "refusal": (),
+    "refusal": ("",),
     "audio": (),
     "function_call": (),
-    "annotations": ([],),
+    "annotations": (ANYTHING,),  # of the content, which says what it says
     "parsed": (ANYTHING,),  # by the SDKs, of what is in the content
     # other servers'
     "reasoning": ("",),
     "reasoning_details": ([],),
-    "provider_specific_fields": ({},),
+    "thinking_blocks": ([],),
+    "images": ([],),
+    "provider_specific_fields": (ANYTHING,),
+    "extra_content": (ANYTHING,),
 }
+TOOL_CALL: Final[Mapping[str, tuple[Any, ...]]] = {"provider_specific_fields": (ANYTHING,), "extra_content": (ANYTHING,)}
 FUNCTION_CALL: Final[Mapping[str, tuple[Any, ...]]] = {"parsed_arguments": (ANYTHING,)}  # by the SDKs, of the arguments
 STREAM: Final[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 

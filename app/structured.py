@@ -30,7 +30,7 @@ Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=
 
 
 class JsonSchema(StrictModel):
-    """A schema and its name; the schema is always kept to the letter, whatever ``strict`` says."""
+    """A schema and its name; the schema is kept to the letter, unless ``strict`` is false: then as far as it can be."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -121,7 +121,11 @@ def form_of(wanted: ResponseFormat | None, param: str) -> Constraint | None:
     """The form that ``param`` asks for; None: any text."""
     if wanted is None or wanted.type == "text":
         return None
-    schema: dict[str, Any] = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_ or {}
+    described = wanted.json_schema
+    schema: dict[str, Any] = {"type": "object"} if described is None else described.schema_ or {}
+    if described is not None and described.strict is False:
+        # Of several grammars' schemas what cannot be kept is passed over.
+        return Constraint(Grammar("llguidance", json.dumps({"grammars": [{"json_schema": schema}]})), param, of_text=True)
     return Constraint(Grammar("json_schema", json.dumps(schema)), param, of_text=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from speculative.json_places import Schema
 from speculative.json_refusals import LONGEST_PATTERN
-from speculative.json_schema import place_of, prepared
+from speculative.json_schema import outline, place_of, prepared
 from speculative.request import Grammar
 
 LONGEST = {"json_schema": 2**16, "regex": LONGEST_PATTERN, "lark": 2**13, "llguidance": 2**18}
@@ -52,18 +54,28 @@ def _source(grammar: Grammar) -> str:
 
 
 def _parts(several: Any) -> list[dict[str, Any]]:
-    """Several grammars in llguidance's words: their schemas are followed as far as they can be."""
+    """Several grammars in llguidance's words: of their schemas what cannot be kept is passed over."""
     try:
         if (length := sum(len(part.get("lark_grammar", "")) for part in several["grammars"])) > LONGEST_RULES:
             raise ValueError(f"its rules have {length} characters, and at most {LONGEST_RULES} are compiled")
         return [
-            part | {"json_schema": prepared(part["json_schema"], lenient=True)}
+            part | {"json_schema": _as_far_as_possible(part["json_schema"])}
             if "json_schema" in part
             else part | {"lark_grammar": _lark(part["lark_grammar"])}
             for part in several["grammars"]
         ]
     except (AttributeError, KeyError, TypeError):
         raise ValueError('it must be {"grammars": [{"name": …, "lark_grammar": …}, {"name": …, "json_schema": …}]}') from None
+
+
+def _as_far_as_possible(schema: Any) -> Schema:
+    """A schema without what llguidance passes over; its outline where it does not take that; or else any object's."""
+    for some in (schema, outline(schema)):
+        with contextlib.suppress(ValueError):
+            made = prepared(some, lenient=True)
+            if not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(made))):
+                return made
+    return prepared({"type": "object"}, lenient=True)
 
 
 def _lark(source: str) -> str:

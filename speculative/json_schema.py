@@ -28,6 +28,14 @@ _OVERLAPPING = (
     "or give them different types, or objects a common property with different constants"
 )
 
+_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
+_OUTLINE = frozenset(
+    {
+        *("type", "enum", "const", "properties", "required", "additionalProperties", "items", "prefixItems"),
+        *("anyOf", "$ref", "$defs", "definitions"),
+    }
+)
+
 _ALL_BUT = re.compile(r"((?<!\\)(?:\\\\)*\[\^)(?!\])")
 
 
@@ -72,6 +80,22 @@ def prepared(schema: Any, *, lenient: bool = False) -> Schema:
 
     whole = alternatives.with_copies(changed(root, made), made)
     return whole | {"x-guidance": _LENIENT if lenient else _STRICT}
+
+
+def outline(schema: Schema) -> Schema:
+    """What of a schema can be followed whatever else it says: types, names, items, constants, references that lead somewhere."""
+
+    def made(each: Schema, original: Schema) -> Schema:
+        kept = {key: value for key, value in each.items() if key in _OUTLINE}
+        types = kept.get("type", [])
+        if not all(isinstance(name, str) and name in _TYPES for name in (types if isinstance(types, list) else [types])):
+            del kept["type"]
+        if not isinstance(target(kept.get("$ref"), schema), dict):
+            kept.pop("$ref", None)
+        return kept if {"patternProperties", "propertyNames"}.isdisjoint(each) else kept | {"additionalProperties": True}
+
+    whole: Schema = changed(schema, made)
+    return whole
 
 
 def place_of(schema: Any, problem: str) -> str:

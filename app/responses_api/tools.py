@@ -153,7 +153,7 @@ class TextFormat(StrictModel):
         """The same as in chat."""
         if self.name is None:
             return ResponseFormat(type=self.type)
-        return ResponseFormat(type=self.type, json_schema=JsonSchema(name=self.name, schema=self.schema_))
+        return ResponseFormat(type=self.type, json_schema=JsonSchema(name=self.name, schema=self.schema_, strict=self.strict))
 
     def told(self) -> dict[str, Any]:
         """As a response tells it back."""

@@ -95,4 +95,5 @@ def _form(form: Grammar) -> Part:
         case "lark":
             return {"lark_grammar": form.source}
         case "llguidance":
-            raise ValueError("a form is a single grammar")
+            (part,) = json.loads(form.source)["grammars"]  # a schema that is followed as far as it can be
+            return dict(part)

@@ -133,6 +133,26 @@ async def test_thoughts_reach_templates_that_render_them(client: httpx.AsyncClie
         assert engine.tokenizer.conversations[-1][1] == {"role": "assistant", "content": "Yes"} | told
 
 
+async def test_what_other_models_said_is_understood(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    asked = {"role": "user", "content": "a"}
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    cited = [{"type": "url_citation", "url_citation": {"url": "http://a", "title": "a", "start_index": 0, "end_index": 1}}]
+    history: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"content": None, "refusal": "No."}, {"content": "No."}),
+        ({"content": [{"type": "refusal", "refusal": "No."}]}, {"content": "No."}),
+        ({"content": "Yes", "refusal": "", "annotations": cited}, {"content": "Yes"}),
+        ({"content": "Yes", "reasoning": "so be it", "thinking_blocks": None}, {"content": "Yes", "reasoning_content": "so be it"}),
+        (
+            {"content": "", "tool_calls": [call | {"provider_specific_fields": None, "extra_content": {"google": {}}}]},
+            {"content": "", "tool_calls": [call | {"function": {"name": "add", "arguments": {}}}]},
+        ),
+    ]
+    for said, told in history:
+        response = await client.post(CHAT, json=chat_body(messages=[asked, {"role": "assistant"} | said, asked]))
+        assert response.status_code == 200, response.text
+        assert engine.tokenizer.conversations[-1][1] == {"role": "assistant"} | told
+
+
 async def test_a_penalty_may_have_llama_cpps_name(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert (await client.post(CHAT, json=chat_body(repeat_penalty=1.25))).status_code == 200
     assert engine.requests[0].params.repetition_penalty == 1.25

@@ -152,8 +152,11 @@ class TestInput:
                 "type": "message",
                 "role": "assistant",
                 "status": "completed",
-                "phase": None,
-                "content": [{"type": "output_text", "text": "Let me see.", "annotations": [], "logprobs": []}],
+                "phase": "commentary",
+                "content": [
+                    {"type": "output_text", "text": "Let me see.", "annotations": [], "logprobs": []},
+                    {"type": "refusal", "refusal": "No more."},
+                ],
             },
             {"id": "fc_1", "type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}', "status": "completed"},
             {"type": "function_call", "call_id": "c2", "name": "add", "arguments": '{"a":'},
@@ -170,7 +173,11 @@ class TestInput:
                 {"role": "system", "content": "Be brief."},
                 {"role": "system", "content": "Be kind."},
                 {"role": "user", "content": "one\ntwo"},
-                {"role": "assistant", "content": "Let me see.", "tool_calls": [call("c1", {"a": 1}), call("c2", '{"a":')]},
+                {
+                    "role": "assistant",
+                    "content": "Let me see.\nNo more.",
+                    "tool_calls": [call("c1", {"a": 1}), call("c2", '{"a":')],
+                },
                 {"role": "tool", "content": "2", "tool_call_id": "c1"},
                 {"role": "tool", "content": "3", "tool_call_id": "c2"},
             ]
@@ -193,7 +200,7 @@ class TestInput:
             ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "invalid_value"),
             ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "invalid_type"),
             ({"input": [{"role": "user", "content": "x", "mood": "good"}]}, "input[0].mood", "unknown_parameter"),
-            ({"input": [{"role": "assistant", "content": "x", "phase": "commentary"}]}, "input[0].phase", "unsupported_parameter"),
+            ({"input": [{"role": "assistant", "content": "x", "phase": "overture"}]}, "input[0].phase", "unsupported_parameter"),
             (
                 {"input": [{"type": "function_call", "name": "f", "call_id": "c"}]},
                 "input[0].arguments",

@@ -18,11 +18,16 @@ for _ in range(100):
 REFUSED = {"title": "refuse me"}
 DEEPER = "response_format.json_schema.schema"
 AS_SCHEMA = Grammar("json_schema", json.dumps(SCHEMA))
+AS_FAR_AS_POSSIBLE = Grammar("llguidance", json.dumps({"grammars": [{"json_schema": SCHEMA}]}))
 ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
 FORMS: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, ANY_OBJECT),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}}, AS_SCHEMA),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": False}}},
+        AS_FAR_AS_POSSIBLE,
+    ),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, Grammar("json_schema", "{}")),
     ({"structured_outputs": {"json": SCHEMA}}, AS_SCHEMA),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, AS_SCHEMA),

@@ -218,7 +218,6 @@ def test_the_end_token_in_a_draft_ends_the_text(make_speller) -> None:
         (Grammar("regex", "a" * 2049), "2049 characters, and at most 2048 are compiled"),
         (Grammar("lark", 'root ::= "' + "a" * 8192), "8202 characters, and at most 8192 are compiled"),
         (within("<", {"lark_grammar": "start: " + '"a"? ' * 7000}, ">"), "at most 32768 are compiled"),
-        (within("<", {"json_schema": {"type": "string", "pattern": "a?" * 2000}}, ">"), "4000 characters, and at most 2048"),
         (within("<", {"lark_grammar": "root ::= x"}, ">"), "Rule 'x' not found"),
     ],
     ids=lambda value: str(value)[:40],
@@ -304,6 +303,33 @@ def test_a_tokenizer_that_does_not_tell_its_tokens_bytes_goes_without_grammars()
     for known, vocab_size in ((words, 2), (tokenizer(), 8000)):
         with pytest.raises(InvalidRequestError, match="of which llguidance knows too little"):
             Texts(known, vocab_size, (1,)).check_grammar(Grammar("regex", "a"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "excluded"),
+    [
+        ({"type": "string", "pattern": "^(?!x)a"}, '"b"', "1"),
+        ({"type": "string", "pattern": "a" * 3000}, '"b"', "1"),
+        ({"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True}, '["a", "a"]', '["b"]'),
+        ({"type": "array", "items": {"type": "any"}}, '[1, "a"]', "{}"),
+        ({"type": ["strng", {}]}, "1", "tru"),
+        ({"type": "array", "items": {"$ref": "http://elsewhere"}}, "[{}]", "{}"),
+        ({"type": "array", "items": {"$ref": "#/$defs/missing"}}, "[{}]", "{}"),
+        ({"type": "object", "patternProperties": {"^a": {"type": "string"}, "^ab": {"type": "null"}}}, '{"abc": 1}', "[]"),
+        ({"propertyNames": {"pattern": r"^a\b"}, "properties": {"a": {"type": "null"}}}, '{"a": null}', '{"a": 1}'),
+        ({"properties": []}, "{}", "[]"),
+        ({"not": {}}, "{}", "[]"),
+    ],
+    ids=str,
+)
+def test_of_a_schema_within_another_grammar_what_cannot_be_kept_is_passed_over(
+    bundled: Grammars, schema: dict[str, object], text: str, excluded: str
+) -> None:
+    whole = {"type": "object", "properties": {"it": schema}, "required": ["it"]}
+    grammar = within("<", {"json_schema": whole}, ">")
+    assert written(bundled.follow(grammar), f'<{{"it": {text}}}>')
+    if schema not in ({"not": {}}, {"properties": []}):  # of those nothing is left but that it is an object
+        assert not written(bundled.follow(grammar), f'<{{"it": {excluded}}}>')
 
 
 def test_every_end_may_end_a_text_and_one_is_drafted() -> None:
