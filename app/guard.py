@@ -28,7 +28,7 @@ from app.keys import ApiKeys
 from app.paths import routed_path
 from app.settings import HttpSettings
 
-GUARDED = ("/v1/", "/tokenize", "/detokenize")
+GUARDED = ("/v1/", "/tokenize", "/tokenizer_info", "/detokenize")
 """What costs work or tells of the model; probes, metrics and the API's description are for everyone who can reach the server."""
 
 

@@ -113,9 +113,13 @@ class Message(StrictModel):
 def _with_our_names(message: dict[str, Any]) -> dict[str, Any]:
     """A message with what others call otherwise: a refusal is what was said, and vLLM's ``reasoning`` what was thought."""
     moved = dict(message)
-    for theirs, ours in (("refusal", "content"), ("reasoning", "reasoning_content")):
-        if isinstance(moved.get(theirs), str) and moved.get(ours) is None:
-            moved[ours] = moved.pop(theirs)
+    if moved.get("refusal") and not moved.get("content"):
+        moved["content"] = moved.pop("refusal")
+    thoughts = moved.pop("reasoning", None)
+    if thoughts is not None and not moved.get("reasoning_content"):
+        moved["reasoning_content"] = thoughts
+    if moved.get("reasoning_content") and moved.get("content") is None:
+        moved["content"] = ""  # it was cut off as it thought
     return moved
 
 

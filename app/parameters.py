@@ -96,15 +96,17 @@ MESSAGE: Final[Mapping[str, tuple[Any, ...]]] = {
     "annotations": (ANYTHING,),  # of the content, which says what it says
     "parsed": (ANYTHING,),  # by the SDKs, of what is in the content
     # other servers'
-    "reasoning": ("",),
-    "reasoning_details": ([],),
-    "thinking_blocks": ([],),
+    "reasoning_details": (ANYTHING,),  # what was thought, once more
+    "thinking_blocks": (ANYTHING,),
     "images": ([],),
     "provider_specific_fields": (ANYTHING,),
     "extra_content": (ANYTHING,),
 }
 TOOL_CALL: Final[Mapping[str, tuple[Any, ...]]] = {"provider_specific_fields": (ANYTHING,), "extra_content": (ANYTHING,)}
-FUNCTION_CALL: Final[Mapping[str, tuple[Any, ...]]] = {"parsed_arguments": (ANYTHING,)}  # by the SDKs, of the arguments
+FUNCTION_CALL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "parsed_arguments": (ANYTHING,),  # by the SDKs, of the arguments
+    "provider_specific_fields": (ANYTHING,),
+}
 STREAM: Final[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
 

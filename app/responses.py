@@ -248,6 +248,17 @@ class Text(BaseModel):
     prompt: str
 
 
+class TokenizerInfo(BaseModel):
+    """GET /tokenizer_info, as a tokenizer_config.json has it."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+
+
 class Version(BaseModel):
     """GET /version."""
 

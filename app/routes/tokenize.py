@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them, and GET /version."""
+"""POST /tokenize and /detokenize and GET /tokenizer_info, as vLLM has them, and GET /version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.answering import check_model, tokenize
 from app.bodies import BodyRoute
 from app.completions import known_tokens
 from app.deps import ServingDep
-from app.responses import GUARDED, Text, Tokens, Version
+from app.responses import GUARDED, Text, TokenizerInfo, Tokens, Version
 from app.schemas import DetokenizeRequest, TokenizeRequest
 from app.tokens import TokenTexts, check_length, encoded
 
@@ -48,6 +48,15 @@ async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Text:
         return str(tokenizer.decode(body.tokens))
 
     return Text(prompt=await tokenize(serving, work))
+
+
+@router.get("/tokenizer_info", responses=GUARDED)
+async def tokenizer_info(serving: ServingDep) -> TokenizerInfo:
+    """The chat template and the special tokens, for clients that write prompts by themselves."""
+    check_model(serving, None)
+    tokenizer = serving.engine.tokenizer
+    names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+    return TokenizerInfo(tokenizer_class=type(tokenizer).__name__, **{name: getattr(tokenizer, name, None) for name in names})
 
 
 @router.get("/version")

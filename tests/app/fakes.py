@@ -32,6 +32,7 @@ class FakeTokenizer:
     """A character is a token, its code point the id."""
 
     chat_template = "present"
+    eos_token: str | None = None
 
     def __init__(self) -> None:
         self.conversations: list[list[dict[str, Any]]] = []

@@ -140,8 +140,11 @@ async def test_what_other_models_said_is_understood(client: httpx.AsyncClient, e
     history: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"content": None, "refusal": "No."}, {"content": "No."}),
         ({"content": [{"type": "refusal", "refusal": "No."}]}, {"content": "No."}),
+        ({"content": "", "refusal": "No."}, {"content": "No."}),
         ({"content": "Yes", "refusal": "", "annotations": cited}, {"content": "Yes"}),
         ({"content": "Yes", "reasoning": "so be it", "thinking_blocks": None}, {"content": "Yes", "reasoning_content": "so be it"}),
+        ({"content": "Yes", "reasoning": "so", "reasoning_content": "so"}, {"content": "Yes", "reasoning_content": "so"}),
+        ({"content": None, "reasoning": "so", "reasoning_details": [{"type": "x"}]}, {"content": "", "reasoning_content": "so"}),
         (
             {"content": "", "tool_calls": [call | {"provider_specific_fields": None, "extra_content": {"google": {}}}]},
             {"content": "", "tool_calls": [call | {"function": {"name": "add", "arguments": {}}}]},

@@ -76,6 +76,16 @@ async def test_what_clients_send_along_without_meaning_it_is_accepted(client: ht
     assert (await client.post("/tokenize", json=body)).status_code == 200
 
 
+async def test_what_clients_need_that_write_prompts_by_themselves(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.tokenizer.eos_token = "</s>"
+    told = (await client.get("/tokenizer_info")).json()
+    assert told == {"tokenizer_class": "FakeTokenizer", "chat_template": "present", "eos_token": "</s>"} | dict.fromkeys(
+        ("bos_token", "pad_token", "unk_token")
+    )
+    engine.ready = False
+    assert (await client.get("/tokenizer_info")).status_code == 503
+
+
 async def test_the_version(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.ready = False
     assert (await client.get("/version")).json()["version"].count(".") == 2

@@ -62,6 +62,13 @@ def test_an_answer_and_its_stream(given: dict[str, Any]) -> None:
         assert rebuilt.usage[name] == whole.usage[name], name
 
 
+def test_an_answer_goes_back_as_it_came(given: dict[str, Any]) -> None:
+    said = litellm.completion(**given).choices[0].message
+    for message in (said, said.model_dump()):
+        again = litellm.completion(**given | {"messages": [*MESSAGES, message, *MESSAGES]})
+        assert again.choices[0].message.content
+
+
 def test_parameters_arrive(given: dict[str, Any]) -> None:
     short = litellm.completion(**given | {"max_tokens": 3}, n=2, seed=7, logprobs=True, top_logprobs=2, stop=["\n"], user="me")
     assert [choice.finish_reason for choice in short.choices] == ["length", "length"]

@@ -115,6 +115,14 @@ def test_lm_eval_scores_prompts_as_transformers_does(
         assert greedy == bool((rows.argmax(-1) == wanted).all())
 
 
+def test_lm_eval_needs_no_tokenizer_of_its_own(server: Server, tokenizer: PreTrainedTokenizerBase) -> None:
+    client = LocalCompletionsAPI(base_url=f"{server.base_url}/completions", model="concierge", tokenizer_backend="remote")
+    text = "User: book a table in San José"
+    assert client.tok_encode(text) == tokenizer.encode(text, add_special_tokens=False)
+    assert client.eot_token_id == tokenizer.eos_token_id
+    assert client.tokenizer.tokenizer_info["chat_template"] == tokenizer.chat_template
+
+
 def test_a_prediction_takes_a_quarter_of_the_passes(server: Server) -> None:
     client = openai.OpenAI(base_url=server.base_url, api_key="none")
     messages = [{"role": "user", "content": "Write a Python function that reads a file and counts the words in it."}]
