@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
+import anyio
 import anyio.to_thread
 from fastapi import Request as HttpRequest
 from fastapi import Response
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 
 from app import streaming
 from app.deps import Serving
-from app.errors import InvalidParameterError, NotFoundError
+from app.errors import InvalidParameterError, NotFoundError, RequestTimeoutError
 from app.generation import Choice, best, collect, places_for, run, unless_disconnected, within
 from app.revising import Outputs, verified
 from app.schemas import ChoicesRequest
@@ -49,6 +50,16 @@ async def tokenize(serving: Serving, work: Callable[[], T]) -> T:
 async def off_loop(much: bool, work: Callable[[], T]) -> T:
     """What ``work`` returns; in a thread where it is ``much``."""
     return await anyio.to_thread.run_sync(work) if much else work()
+
+
+async def prepared(http: HttpRequest, serving: Serving, work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` makes of a request before it is generated from; it leaves the queue with its client, or when its time is up."""
+    limit = serving.settings.request_timeout
+    try:
+        with anyio.fail_after(limit):
+            return await unless_disconnected(http, work)
+    except TimeoutError:
+        raise RequestTimeoutError(limit or 0.0) from None
 
 
 async def compile_grammar(serving: Serving, grammar: Grammar) -> None:

@@ -195,7 +195,7 @@ class InternalError(ApiError):
         super().__init__("The server had an error while processing your request.", code="internal_error")
 
 
-def to_api_error(error: Exception) -> ApiError:
+def to_api_error(error: BaseException) -> ApiError:
     """What the client is told about ``error``; what it must not know is logged instead."""
     if isinstance(error, ApiError):
         return error

@@ -71,7 +71,7 @@ class Guard:
                 scope.setdefault("state", {})["owner"] = owner
             self._rates.take(caller)
             scope.setdefault("state", {})["take_rate"] = partial(self._rates.take, caller)
-        if scope["type"] == "websocket":
+        if scope["type"] == "websocket" or (scope["method"] == "POST" and "content-type" not in headers):
             self._check_origin(headers)
         if (length := headers.get("content-length", "")).isdecimal() and int(length) > self._most:
             raise RequestTooLargeError(self._most)
@@ -79,7 +79,10 @@ class Guard:
             raise UnsupportedEncodingError(encoding)
 
     def _check_origin(self, headers: Headers) -> None:
-        """Browsers let any page open a WebSocket, and say where the page is from: nothing else protects a server without keys."""
+        """Browsers let any page open a WebSocket, or send a body without a type, and say where the page is from.
+
+        Nothing else protects a server without keys.
+        """
         origin = headers.get("origin")
         if origin is None or "*" in self._origins or origin in self._origins:
             return

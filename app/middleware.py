@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -61,7 +62,9 @@ class Unexpected:
 
         try:
             await self._app(scope, receive, watched)
-        except Exception as error:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # libraries in Rust panic with what is no Exception
             if scope["type"] != "http" or begun:
                 raise
             await to_api_error(error).response()(scope, receive, send)

@@ -18,7 +18,7 @@ def encoded(tokenizer: Any, text: str, param: str, *, add_special_tokens: bool =
     """The token ids of what the caller gave as ``param``."""
     try:
         ids: list[int] = tokenizer.encode(text, verbose=False, add_special_tokens=add_special_tokens)
-    except Exception as error:  # JSON can carry half a surrogate pair, which is not text
+    except BaseException as error:  # JSON can carry half a surrogate pair, which is not text; and what is in Rust may panic
         raise InvalidParameterError(f"The {param} cannot be tokenized: {error}", param=param) from error
     return ids
 
@@ -32,23 +32,31 @@ CHARACTERS: Final = 8
 
 def beginning(text: str, most: int) -> str:
     """As much of a text as has more than ``most`` tokens, but for a few texts; all of it where it is shorter."""
-    return text[: FAR_TOO_LONG * CHARACTERS * most]
+    return text[: _stretch(most)]
 
 
 def check_length(tokenizer: Any, text: str, param: str, most: int) -> None:
     """Refuse a text that is far longer than ``most`` tokens by its beginning: tokenizing a megabyte takes a second.
 
+    It goes on by stretches until these are far too many tokens: a text may begin with spaces, of which a token has many.
     Raises ContextLengthError.
     """
-    first = beginning(text, most)
-    if len(first) == len(text):
+    size, count = _stretch(most), 0
+    if len(text) <= size:
         return
-    if (count := len(encoded(tokenizer, first, param))) >= FAR_TOO_LONG * most:
-        raise ContextLengthError(
-            f"This model's maximum context length is {most} tokens. However, your text is too long: "
-            f"the first {len(first)} of its {len(text)} characters alone are {count} tokens.",
-            param=param,
-        )
+    for number, start in enumerate(range(0, len(text), size)):
+        count += len(encoded(tokenizer, text[start : start + size], param, add_special_tokens=False))
+        if count - number >= FAR_TOO_LONG * most:  # a token that a stretch cuts counts twice
+            raise ContextLengthError(
+                f"This model's maximum context length is {most} tokens. However, your text is too long: "
+                f"the first {min(start + size, len(text))} of its {len(text)} characters alone are {count} tokens.",
+                param=param,
+            )
+
+
+def _stretch(most: int) -> int:
+    """Characters that are tokenized before it is looked at how many tokens they are."""
+    return FAR_TOO_LONG * CHARACTERS * most
 
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")

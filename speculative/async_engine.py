@@ -271,7 +271,7 @@ class AsyncEngine:
                 self._held = outputs
                 if not self._may_wait(self._engine):
                     self._tell()
-        except Exception as error:
+        except BaseException as error:  # libraries in Rust panic with what is no Exception
             # Nobody is left to answer: the streams end, and `alive` turns false for the health check.
             if not isinstance(error, EngineLostError):  # which the log has already
                 logger.exception("the engine thread has ended")
@@ -303,14 +303,14 @@ class AsyncEngine:
     def _add(self, engine: Engine, request: Request) -> None:
         try:
             engine.add(request)
-        except Exception:
+        except BaseException:
             logger.exception("a request could not be added")
             self._call(self._publish, [RequestOutput(request.request_id, (), "", "error", RequestStats())])
 
     def _abort(self, engine: Engine, request_id: str) -> None:
         try:
             output = engine.abort(request_id)
-        except Exception:
+        except BaseException:
             logger.exception("a request could not be aborted")
             output = RequestOutput(request_id, (), "", "error", RequestStats())
         if output is not None:
@@ -321,7 +321,7 @@ class AsyncEngine:
             return engine.step()
         except EngineLostError:
             raise
-        except Exception:
+        except BaseException:
             # The step's requests are lost, the engine is not: their slots are freed and the next step starts clean.
             logger.exception("an engine step failed")
             return engine.fail_active()

@@ -8,7 +8,7 @@ import uuid
 from fastapi import APIRouter, Request, Response
 
 from app import chat
-from app.answering import answer, check_grammar, check_model, check_tools, tokenize
+from app.answering import answer, check_grammar, check_model, check_tools, prepared, tokenize
 from app.bodies import BodyRoute
 from app.deps import ServingDep
 from app.errors import own_names
@@ -18,6 +18,7 @@ from app.responses import GUARDED, STREAMED, ChatCompletion
 from app.schemas import ChatCompletionRequest
 from app.tokens import TokenTexts
 from app.tools.calling import calling
+from speculative.request import Grammar
 
 router = APIRouter(prefix="/v1", tags=["chat"], route_class=BodyRoute)
 
@@ -38,9 +39,12 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
         prompt = chat.prompt_tokens(tokenizer, body.messages, body, body.offered_tools, most=most)
         return prompt, chat.predicted_tokens(tokenizer, body.prediction, most)
 
-    prompt, prediction = await tokenize(serving, work)
-    await check_grammar(serving, body.constraint)
-    grammar = await check_tools(serving, tools.constraints() if tools else [])
+    async def prepare() -> tuple[list[int], list[int], Grammar | None]:
+        prompt, prediction = await tokenize(serving, work)
+        await check_grammar(serving, body.constraint)
+        return prompt, prediction, await check_tools(serving, tools.constraints() if tools else [])
+
+    prompt, prediction, grammar = await prepared(http, serving, prepare())
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     with own_names({"prompt": "messages"}):
         requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar)

@@ -8,7 +8,7 @@ import uuid
 from fastapi import APIRouter, Request, Response
 
 from app import completions
-from app.answering import answer, check_grammar, check_model, off_loop, tokenize
+from app.answering import answer, check_grammar, check_model, off_loop, prepared, tokenize
 from app.bodies import BodyRoute
 from app.deps import ServingDep
 from app.generation import requests_for
@@ -35,8 +35,12 @@ async def create_completion(body: CompletionRequest, http: Request, serving: Ser
         prompts = completions.prompt_tokens(tokenizer, vocab_size, body.prompt, most)
         return prompts, completions.echoes(tokenizer, body.prompt, prompts, body.n or 1) if body.echo else None
 
-    prompts, echoed = await tokenize(serving, work)
-    await check_grammar(serving, body.constraint)
+    async def prepare() -> tuple[list[list[int]], list[completions.Echo] | None]:
+        tokens = await tokenize(serving, work)
+        await check_grammar(serving, body.constraint)
+        return tokens
+
+    prompts, echoed = await prepared(http, serving, prepare())
     response_id = f"cmpl-{uuid.uuid4().hex}"
     requests = await off_loop(
         len(prompts) > 1, lambda: requests_for(body, prompts, serving, response_id, completions.DEFAULT_MAX_TOKENS)

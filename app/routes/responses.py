@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from app import chat
-from app.answering import check_grammar, check_model, check_tools, limited, tokenize
+from app.answering import check_grammar, check_model, check_tools, limited, prepared, tokenize
 from app.bodies import BodyRoute
 from app.deps import OwnerDep, Serving, ServingDep
 from app.errors import InvalidParameterError, NotFoundError, own_names
@@ -29,6 +29,7 @@ from app.sessions.store import StoredResponse
 from app.structured import Constraint
 from app.tokens import TokenTexts
 from app.tools.calling import Calling, calling
+from speculative.request import Grammar
 from speculative.request import Request as EngineRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=BodyRoute)
@@ -45,10 +46,14 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
     response_id = _new_id()
     items = await conversation(serving.store, owner, body, response_id)
     tools = calling(body.tool_options, body.constraint, serving.settings.tool_call_format, tokenizer)
-    with own_names(NAMES):
+
+    async def prepare() -> tuple[list[int], Grammar | None]:
         prompt = await _prompt(serving, body, items)
         await check_grammar(serving, body.constraint)
-        grammar = await check_tools(serving, _constraints(tools))
+        return prompt, await check_tools(serving, _constraints(tools))
+
+    with own_names(NAMES):
+        prompt, grammar = await prepared(http, serving, prepare())
         requests = requests_for(body, [prompt], serving, response_id, grammar=grammar)
     tokens = TokenTexts(tokenizer) if body.logprob_count is not None else None
     parser = tools.parser() if tools else None

@@ -77,8 +77,12 @@ class WrittenLater:
         try:
             while self._waiting:
                 batch = self._next()
-                await self._blocks.put(batch)
-                self._bytes -= sum(map(len, batch.values()))
+                try:
+                    await self._blocks.put(batch)
+                except Exception:
+                    logger.exception("%d blocks could not be stored", len(batch))
+                finally:
+                    self._bytes -= sum(map(len, batch.values()))
             self._overflown = False
         finally:
             self._writer = None

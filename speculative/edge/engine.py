@@ -22,7 +22,7 @@ from speculative.edge.link import Link
 from speculative.edge.place import Tally, Worker, Workplace
 from speculative.edge.policy import EdgePolicy
 from speculative.edge.writing import Writing
-from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, InvalidRequestError
+from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError, InvalidRequestError
 from speculative.garbage import keep_what_is_loaded
 from speculative.remote.frames import Hello
 from speculative.remote.protocol import VERSION
@@ -198,9 +198,11 @@ class EdgeEngine:
             raise
         except EngineError as error:
             outputs.put_nowait(error)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # libraries in Rust panic with what is no Exception
             logger.exception("a text has failed")
-            outputs.put_nowait(error)
+            outputs.put_nowait(error if isinstance(error, Exception) else EngineStepError("This text could not be written."))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]

@@ -245,6 +245,44 @@ def test_a_text_of_few_long_tokens_is_not_refused_for_its_length() -> None:
         check_length(Words(), "x " * 10_000, "prompt", most=10)
 
 
+def test_of_a_text_that_begins_with_long_tokens_no_more_is_read_than_says_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, read = Words(), []
+    encode = words.encode
+    monkeypatch.setattr(words, "encode", lambda text, **options: read.append(text) or encode(text, **options))
+    with pytest.raises(ContextLengthError):
+        check_length(words, "x" * 1_000 + " y" * 1_000_000, "prompt", most=10)
+    assert sum(map(len, read)) < 1_000 + 3 * 160
+
+
+class PanicError(BaseException):
+    """As libraries in Rust raise it."""
+
+
+async def test_a_tokenizer_that_panics_is_a_400(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(text: str, **options: Any) -> list[int]:
+        raise PanicError("retry limit")
+
+    monkeypatch.setattr(engine.tokenizer, "encode", panic)
+    response = await client.post(TEXT, json={"prompt": "a"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+    assert "retry limit" in response.json()["error"]["message"]
+
+
+async def test_any_other_panic_is_an_error_as_all_others(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(request: Any) -> None:
+        raise PanicError("index out of bounds")
+
+    monkeypatch.setattr(engine, "validate", panic)
+    response = await client.post(TEXT, json={"prompt": "a"})
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
+    assert response.headers["x-request-id"]
+    assert "bounds" not in response.text
+
+
 async def test_a_prediction_is_read_as_far_as_a_context_can_hold_it(client: httpx.AsyncClient, engine: Paused) -> None:
     engine.go.set()
     content = "ab" * 10_000

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import logging
+import threading
 from typing import Any
 
 import pytest
 
 from app.main import create_app
 from app.settings import Settings
+from speculative.request import Grammar
 from tests.app.fakes import FakeEngine, chat_body
 
 
@@ -78,6 +80,43 @@ async def test_leaving_before_the_answer_begins_gives_its_place_back(engine: Fak
     caller = Caller(chat_body(stream=stream))
     await asyncio.wait_for(app(caller.scope, caller.receive, caller.send), 30)
     assert caller.sent[0]["status"] == 200
+
+
+async def test_who_leaves_the_queue_for_compiling_is_not_compiled_for(
+    app: Any, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(grammar: Grammar) -> None:
+        compiled.append(grammar.source)
+        begun.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(engine, "check_grammar", slow)
+    first, second = Caller(chat_body(guided_regex="a")), Caller(chat_body(guided_regex="b"))
+    answering = asyncio.create_task(app(first.scope, first.receive, first.send))
+    assert await asyncio.to_thread(begun.wait, 30)
+    second.gone.set()
+    await asyncio.wait_for(app(second.scope, second.receive, second.send), 30)
+    go_on.set()
+    await asyncio.wait_for(answering, 30)
+    assert compiled == ["a"]
+    assert first.sent[0]["status"] == 200
+
+
+async def test_time_runs_out_in_the_queue_too(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(engine, "check_grammar", lambda grammar: go_on.wait(30))
+    caller = Caller(chat_body(guided_regex="a"))
+    app = create_app(Settings(request_timeout=0.05), engine)
+    answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
+    while not caller.sent:
+        await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait_for(answering, 30)
+    assert caller.sent[0]["status"] == 408
+    assert engine.requests == []
 
 
 async def test_cancelling_the_server_task_aborts_too(app: Any, engine: FakeEngine) -> None:

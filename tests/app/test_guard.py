@@ -348,6 +348,15 @@ class TestOrigins:
             assert answer.headers["access-control-allow-origin"] == "https://b.org"
             assert "access-control-allow-origin" not in (await client.get("/health", headers={"Origin": "https://c.org"})).headers
 
+    async def test_a_body_without_a_type_comes_from_no_strange_page(self, engine: FakeEngine) -> None:
+        # A page may send one anywhere without asking first, where it could not say that it is JSON.
+        body = json.dumps(chat_body()).encode()
+        async with client_of(engine, cors_origins="https://a.org") as client:
+            refusal(await client.post(CHAT, content=body, headers={"Origin": "https://b.org"}), 403, "origin_not_allowed")
+            assert engine.requests == []
+            for origin in ("https://a.org", str(client.base_url).rstrip("/")):
+                assert (await client.post(CHAT, content=body, headers={"Origin": origin})).status_code == 200
+
     async def test_hosts(self, engine: FakeEngine) -> None:
         async with client_of(engine, allowed_hosts="a.org,*.b.org") as client:
             for host, status in (("a.org", 200), ("A.org:8000", 200), ("x.b.org", 200), ("b.org", 403), ("c.org", 403)):

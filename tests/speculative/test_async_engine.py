@@ -157,8 +157,15 @@ async def test_bad_requests_raise_in_the_caller(engine: AsyncEngine) -> None:
         await anext(engine.generate(request("r", [1] * 500)))
 
 
-async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(engine: AsyncEngine, monkeypatch) -> None:
-    step, failures = Engine.step, iter([RuntimeError("no memory")])
+class PanicError(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, PanicError])
+async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
+    engine: AsyncEngine, monkeypatch, kind: type[BaseException]
+) -> None:
+    step, failures = Engine.step, iter([kind("no memory")])
 
     def failing(self: Engine) -> object:
         for failure in failures:
@@ -170,7 +177,7 @@ async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(engine: A
     assert len(await collect(engine, "again", max_tokens=5)) == 5
 
     real_draft = Engine._draft
-    fail_once = iter([RuntimeError("no memory")])
+    fail_once = iter([kind("no memory")])
 
     def failing_draft(self: Engine, batch: list, *, reading: bool) -> object:
         for failure in fail_once:
@@ -183,9 +190,12 @@ async def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(engine: A
     assert len(await collect(engine, "next", max_tokens=5)) == 5
 
 
-async def test_streams_end_and_health_turns_when_the_thread_dies(engine: AsyncEngine, monkeypatch) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, PanicError])
+async def test_streams_end_and_health_turns_when_the_thread_dies(
+    engine: AsyncEngine, monkeypatch, kind: type[BaseException]
+) -> None:
     def broken(self: Engine) -> list:
-        raise RuntimeError("slots are lost")
+        raise kind("slots are lost")
 
     monkeypatch.setattr(Engine, "step", broken)
     monkeypatch.setattr(Engine, "fail_active", broken)

@@ -62,6 +62,26 @@ async def test_nobody_waits_and_all_is_written_in_order() -> None:
     assert slow.closed
 
 
+class Broken(Slow):
+    """Fails with what nobody foresaw, once."""
+
+    async def put(self, blocks: Mapping[str, bytes]) -> None:
+        if "lost" in blocks:
+            raise RuntimeError("nobody foresaw it")
+        await super().put(blocks)
+
+
+async def test_a_batch_that_fails_gives_its_room_back(caplog: pytest.LogCaptureFixture) -> None:
+    broken = Broken()
+    broken.go_on.set()
+    store = WrittenLater(broken, most_bytes=100)
+    for key in ("lost", "a", "b", "c"):
+        await store.put(some(key, size=20))
+        await written(store)
+    assert await have(store, ["a", "b", "c"])
+    assert "1 blocks could not be stored" in caplog.text
+
+
 async def test_a_batch_is_some_mebibytes() -> None:
     slow = Slow()
     slow.go_on.set()
