@@ -96,9 +96,10 @@ def eos_token_ids(folder: Path) -> frozenset[int]:
 def tensor_files(folder: Path) -> list[Path]:
     """The files of a checkpoint folder's tensors, one or sharded; raises CheckpointError where one is missing."""
     index = read_json(folder, "model.safetensors.index.json")
-    if index and "weight_map" not in index:
-        raise CheckpointError(f"{folder / 'model.safetensors.index.json'} has no 'weight_map'")
-    names = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
+    places = index.get("weight_map") if index else {"all": "model.safetensors"}
+    if not isinstance(places, dict) or not all(isinstance(name, str) and Path(name).name == name for name in places.values()):
+        raise CheckpointError(f"{folder / 'model.safetensors.index.json'} has no 'weight_map' of tensors to files beside it")
+    names = sorted(set(places.values()))
     for name in names:
         if not name.endswith(".safetensors") or not (folder / name).exists():
             if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):

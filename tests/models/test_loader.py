@@ -274,9 +274,13 @@ def test_an_index_that_names_an_absent_shard_is_refused(checkpoint: Callable[...
     refuse(folder, "model-00002-of-00002.safetensors")
 
 
-def test_an_index_without_a_weight_map_is_refused(checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    "index",
+    [{"metadata": {}}, {"weight_map": ["model.safetensors"]}, {"weight_map": {"a": 5}}, {"weight_map": {"a": "../x.safetensors"}}],
+)
+def test_an_index_without_a_weight_map_is_refused(checkpoint: Callable[..., Path], index: dict[str, object]) -> None:
     folder = checkpoint()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     refuse(folder, "weight_map")
 
 
