@@ -50,10 +50,12 @@ async def _referenced(store: ResponseStore, owner: str, item_id: str, place: int
 
 
 def _whole(stored: StoredResponse) -> list[Item]:
-    """A conversation with the response at its end: of a message and its continuation the message that they are."""
+    """A conversation with the response at its end: of an assistant's message and its continuation the message that they are."""
     items, output = list(stored.items), list(stored.document["output"])
-    if stored.continues and output and output[0]["type"] == "message":
-        begun, (part, *parts) = items.pop(), output[0]["content"]
+    told = [place for place, item in enumerate(items) if item["type"] != "reasoning"]  # the model goes on with the last of these
+    goes_on = stored.continues and told and output and output[0]["type"] == "message"
+    if goes_on and items[told[-1]].get("role") == "assistant":  # what others said, or a function gave, stays theirs
+        begun, (part, *parts) = items.pop(told[-1]), output[0]["content"]
         text = "".join(each["text"] for each in begun["content"]) + part["text"]
         output[0] = output[0] | {"content": [part | {"text": text}, *parts]}
     return [*items, *output]

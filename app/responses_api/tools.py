@@ -42,7 +42,12 @@ def available(tools: Any) -> Any:
     """
     if not isinstance(tools, list):
         return tools
-    return [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") in ELSEWHERE)] or tools
+    return [tool for tool in tools if not _is_elsewhere(tool)] or tools
+
+
+def _is_elsewhere(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind in ELSEWHERE
 
 
 class FunctionTool(Function):

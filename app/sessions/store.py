@@ -10,7 +10,7 @@ from typing import Any, Protocol
 class StoredResponse:
     """A response as it was told, and the items that it answered, those of earlier turns included: nothing but JSON.
 
-    ``continues``: it goes on with the last of these, an assistant's message, in the same breath.
+    ``continues``: it goes on with the last of these in the same breath, where that is an assistant's message.
     """
 
     document: dict[str, Any]

@@ -21,21 +21,33 @@ class CallDelta:
     name: str | None = None
 
 
+Piece = str | CallDelta
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a piece of text made certain."""
+    """What more text made certain: content and calls in the order in which they were written."""
 
-    content: str
-    calls: tuple[CallDelta, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def content(self) -> str:
+        """Its content, whatever stands between."""
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def calls(self) -> tuple[CallDelta, ...]:
+        """Its calls."""
+        return tuple(piece for piece in self.pieces if isinstance(piece, CallDelta))
 
 
 class ToolParser:
     """Splits one answer into content and calls.
 
-    What it gives, put together, is the same however the text is cut into pieces. Text that may become a call waits until it is one
-    or cannot be; what cannot be is content, to the last character. White space and separators next to a call belong to neither,
-    but content goes on after a call with the space that it had. Where calls need no opener, or are ``only`` to be of given tools,
-    only the ``names`` of these make one.
+    What it gives, put together, is the same in the same order however the text is cut into pieces. Text that may become a call
+    waits until it is one or cannot be; what cannot be is content, to the last character. White space and separators next to a
+    call belong to neither, but content goes on after a call with the space that it had. Where calls need no opener, or are
+    ``only`` to be of given tools, only the ``names`` of these make one.
     """
 
     def __init__(self, format: Format, names: Set[str], *, only: bool = False) -> None:
@@ -50,8 +62,7 @@ class ToolParser:
         self._beside_call = False  # whether there has been nothing since a call
         self._said = False  # whether there has been content
         self._bare = format.bare  # whether an object may begin here without an opener
-        self._content: list[str] = []
-        self._calls: list[CallDelta] = []
+        self._pieces: list[Piece] = []
         self.num_calls = 0
 
     def feed(self, text: str, *, final: bool = False) -> Parsed:
@@ -59,8 +70,8 @@ class ToolParser:
         self._text += text
         while self._in_call(final) if self._reader else self._in_content(final):
             pass
-        parsed = Parsed("".join(self._content), _merged(self._calls))
-        self._content, self._calls = [], []
+        parsed = Parsed(tuple(self._pieces))
+        self._pieces = []
         return parsed
 
     def _in_content(self, final: bool) -> bool:
@@ -142,25 +153,25 @@ class ToolParser:
         new, self._text, self._read = reader.arguments(), self._text[self._read :], 0
         if not self._told:
             self._told = True
-            self._calls.append(CallDelta(self.num_calls, new, f"call_{uuid.uuid4().hex[:24]}", reader.name))
+            append(self._pieces, CallDelta(self.num_calls, new, f"call_{uuid.uuid4().hex[:24]}", reader.name))
             self.num_calls += 1
         elif new:
-            self._calls.append(CallDelta(self.num_calls - 1, new))
+            append(self._pieces, CallDelta(self.num_calls - 1, new))
 
     def _give(self, content: str) -> None:
         if self._beside_call and not (self._said and content.strip()):
             content = content.lstrip()
         if content:
-            self._content.append(content)
+            append(self._pieces, content)
             self._beside_call, self._said = False, True
 
 
-def _merged(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
-    """One delta for each call."""
-    merged: list[CallDelta] = []
-    for delta in deltas:
-        if merged and merged[-1].index == delta.index:
-            first = merged.pop()
-            delta = CallDelta(first.index, first.arguments + delta.arguments, first.id, first.name)
-        merged.append(delta)
-    return tuple(merged)
+def append(pieces: list[Piece], piece: Piece) -> None:
+    """Add a piece, or make the last one longer."""
+    match pieces[-1] if pieces else None, piece:
+        case str(last), str():
+            pieces[-1] = last + piece
+        case CallDelta() as last, CallDelta(name=None):
+            pieces[-1] = CallDelta(last.index, last.arguments + piece.arguments, last.id, last.name)
+        case _:
+            pieces.append(piece)

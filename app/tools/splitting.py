@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from app.tools.parsing import CallDelta, ToolParser
-from app.tools.pieces import Piece, Pieces, append
+from app.tools.parsing import CallDelta, Piece, ToolParser, append
+from app.tools.pieces import Pieces
 from speculative.common_prefix import common_prefix
 from speculative.request import RequestOutput
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
+from app.responses_api.background import BackgroundJobs
 from tests.app.asking import URL, body_of, client_of, created, ended, text_of
 from tests.app.fakes import FakeEngine
 from tests.app.test_errors import assert_error
@@ -56,6 +57,18 @@ class TestBackground:
         assert len(engine.aborted) == 1
         assert (await client.get(url)).status_code == 404
 
+    @pytest.mark.parametrize("deleted_first", [True, False])
+    async def test_nothing_comes_back_where_it_is_cancelled_at_the_same_time(
+        self, client: httpx.AsyncClient, engine: FakeEngine, waiting: dict[str, Any], deleted_first: bool
+    ) -> None:
+        url = f"{URL}/{waiting['id']}"
+        both = [client.delete(url), client.post(f"{url}/cancel")]
+        responses = await asyncio.wait_for(asyncio.gather(*(both if deleted_first else both[::-1])), 30)
+        deleted, _ = responses if deleted_first else responses[::-1]
+        assert deleted.json()["deleted"] is True
+        assert len(engine.aborted) == 1
+        assert (await client.get(url)).status_code == 404
+
     async def test_nobody_goes_on_with_it_before_its_end(self, client: httpx.AsyncClient, waiting: dict[str, Any]) -> None:
         response = await client.post(URL, json=body_of(previous_response_id=waiting["id"]))
         assert_error(response, 400, "previous_response_id", "invalid_value")
@@ -74,3 +87,37 @@ class TestBackground:
     async def test_others_cannot_be_cancelled(self, client: httpx.AsyncClient) -> None:
         document = await created(client)
         assert_error(await client.post(f"{URL}/{document['id']}/cancel"), 400, "response_id", "invalid_value")
+
+
+class TestJobs:
+    async def test_all_who_cancel_wait_until_it_is_noted_once(self) -> None:
+        jobs, begun, noting, may_note = BackgroundJobs(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+        done: list[str] = []
+
+        async def work() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def note() -> None:
+            noting.set()
+            await may_note.wait()
+            done.append("noted")
+
+        async def cancel() -> None:
+            await jobs.cancel("me", "resp_1")
+            done.append("cancelled")
+
+        jobs.start("me", "resp_1", work(), note, lambda: done.append("ended"))
+        await asyncio.wait_for(begun.wait(), 30)
+        leaving, *waiting = [asyncio.create_task(cancel()) for _ in range(3)]
+        await asyncio.wait_for(noting.wait(), 30)
+        waiting.append(asyncio.create_task(cancel()))  # the work has ended, and that is not noted yet
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        await asyncio.sleep(0)  # its turn
+        assert done == ["ended"]
+        may_note.set()
+        await asyncio.wait_for(asyncio.gather(*waiting), 30)
+        assert done == ["ended", "noted", *["cancelled"] * 3]
+        await cancel()  # there is nothing to cancel any longer
+        assert done.count("noted") == 1

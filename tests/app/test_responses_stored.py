@@ -45,6 +45,30 @@ class TestTurns:
         await created(client, input=begun)  # whose answer is a message of its own
         assert first["output"][0]["content"][0]["text"] == "Hello, world"
 
+    async def test_only_an_assistants_message_is_one_with_its_continuation(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        gave = {"type": "function_call_output", "call_id": "call_1", "output": "fine"}
+        thought = {"type": "reasoning", "summary": []}
+        for begun, role in (("I would like a", "user"), ([gave], "tool"), ([{"role": "user", "content": "Hi"}, thought], "user")):
+            first = await created(client, input=begun, continue_final_message=True)
+            assert engine.tokenizer.options[-1]["continue_final_message"]
+            second = await created(client, input="And?", previous_response_id=first["id"])
+            *_, last, answer, _ = engine.tokenizer.conversations[-1]
+            assert (last["role"], answer) == (role, {"role": "assistant", "content": "Hello, world"})
+            items = (await client.get(f"{URL}/{second['id']}/input_items?order=asc")).json()["data"]
+            answered = (await client.get(f"{URL}/{first['id']}/input_items?order=asc")).json()["data"]
+            assert items[:-1] == [*answered, *first["output"]]
+
+    async def test_a_thought_does_not_come_between_a_message_and_its_continuation(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        begun = [{"role": "assistant", "content": "Hello, I: "}, {"type": "reasoning", "summary": []}]
+        first = await created(client, input=begun, continue_final_message=True)
+        await created(client, input="And?", previous_response_id=first["id"])
+        said = [message["content"] for message in engine.tokenizer.conversations[-1]]
+        assert said == ["Hello, I: Hello, world", "And?"]
+
     async def test_what_is_said_again_gets_an_id_of_its_own(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
         first = await created(client)
         again = [{"id": first["output"][0]["id"]}, *first["output"]]

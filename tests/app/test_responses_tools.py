@@ -153,6 +153,8 @@ def test_pieces_do_not_depend_on_how_text_is_cut(format: Format) -> None:
         "\n",
         '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>',
         '<|python_tag|>{"name": "f", "parameters": {}}',
+        "1] is done",
+        '{"arguments": {}, "name": "f" oops',
     ]
 
     def pieces(text: str, size: int) -> list[Any]:
@@ -177,6 +179,14 @@ def test_pieces_do_not_depend_on_how_text_is_cut(format: Format) -> None:
         for size in (2, 5, 11, 1000):
             assert pieces(text, size) == by_the_character, text
     assert several > 50
+
+
+async def test_a_call_whose_arguments_end_wrongly_is_told_before_what_follows(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.script = ('<tool_call>{"name": "clock", "arguments": {"a": 1] is done',)
+    document = await created(client, tools=[CLOCK])
+    assert without_ids(document["output"]) == [call_of("clock", '{"a": 1]'), message_of("is done")]
 
 
 async def test_a_call_that_is_cut_off_is_incomplete(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -241,6 +251,9 @@ async def test_forced_and_strict_calls_follow_a_grammar(client: httpx.AsyncClien
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
         ({"tools": [{"name": "f"}]}, "tools[0].type", "invalid_value"),
+        ({"tools": [CLOCK, {"type": []}]}, "tools[1].type", "invalid_value"),
+        ({"tools": [{"type": {}}]}, "tools[0].type", "invalid_value"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": []}]}]}, "tools[0].tools[0].type", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
         ({"tools": [{"type": "function", "function": {"name": "f"}, "name": "f"}]}, "tools[0].function", "unknown_parameter"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_value"),

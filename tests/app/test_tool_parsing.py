@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from app.tools.formats import HERMES, LLAMA3_JSON, Format
-from app.tools.parsing import ToolParser
+from app.tools.parsing import CallDelta, ToolParser
 from app.tools.reading import CallReader
 
+Written = list[str | tuple[str, str]]
 Result = tuple[str, list[tuple[str, str]]]
 NAMES = {"f", "g"}
 
@@ -36,6 +37,25 @@ def parsed(format: Format, pieces: Iterable[str]) -> Result:
             calls[-1] = (name, arguments + delta.arguments)
     assert len(ids) == len(calls) == parser.num_calls
     return content, calls
+
+
+def in_order(format: Format, pieces: Sequence[str]) -> Written:
+    """Texts and calls (name, arguments) as they follow each other, put together as a client does."""
+    parser = ToolParser(format, NAMES)
+    found: Written = []
+    for place, piece in enumerate(pieces):
+        for new in parser.feed(piece, final=place == len(pieces) - 1).pieces:
+            match found[-1] if found else None, new:
+                case str(last), str():
+                    found[-1] = last + new
+                case (str(name), str(arguments)), CallDelta(name=None):
+                    found[-1] = (name, arguments + new.arguments)
+                case _, str():
+                    found.append(new)
+                case _, CallDelta():
+                    assert new.name is not None, "a call goes on after something else"
+                    found.append((new.name, new.arguments))
+    return found
 
 
 def cuts(text: str, sizes: Sequence[int]) -> list[str]:
@@ -95,6 +115,8 @@ HERMES_CASES: list[tuple[str, str, list[tuple[str, str]]]] = [
     # a call that was told cannot be taken back: what follows its arguments is content
     (call("f", "{}}") + " Done.", "} Done.", [("f", "{}")]),
     ('<tool_call>{"name": "f", "arguments": {} oops</tool_call>', "oops", [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1] is done', "is done", [("f", '{"a": 1]')]),
+    ('<tool_call>{"arguments": {"a": 1}, "name": "f" oops', "oops", [("f", '{"a": 1}')]),
 ]
 
 
@@ -131,11 +153,25 @@ def test_content_and_calls(format: Format, text: str, content: str, calls: list[
     assert parsed(format, [text]) == (content, calls)
 
 
+@pytest.mark.parametrize(
+    ("format", "text", "written"),
+    [
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1] is done', [("f", '{"a": 1]'), "is done"]),
+        (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f" oops', [("f", '{"a": 1}'), "oops"]),
+        (LLAMA3_JSON, '{"parameters": {}, "name": "f" oops', [("f", "{}"), "oops"]),
+        (HERMES, f"One {call('f', '{}')} two {call('g', '{}')} three", ["One", ("f", "{}"), " two", ("g", "{}"), " three"]),
+    ],
+)
+def test_content_and_calls_come_in_the_order_in_which_they_were_written(format: Format, text: str, written: Written) -> None:
+    for pieces in (cuts(text, [1]), cuts(text, [3]), [text, ""], [text]):
+        assert in_order(format, pieces) == written
+
+
 FRAGMENTS = [
     *("<tool_call>", "</tool_call>", "<tool_call>\n", "\n</tool_call>", "<|python_tag|>", "<", "</", "tool_call>"),
     *('{"name": "f", "arguments": ', '{"name": "g", "parameters": ', '{"name": "', '"arguments": {', '"name": "f"', '"name":'),
     *("{", "}", "}}", "[", "]", '"', '\\"', "\\", ",", ":", ";", "; ", " ", "\n", "a", "é☃", "1.5", "null", '{"a": "b"}', "{}"),
-    *(call("f", '{"a": "b"}'), bare("g", "{}")),
+    *(call("f", '{"a": "b"}'), bare("g", "{}"), "1] is done", '{"arguments": {}, "name": "f"', " oops"),
 ]
 
 
@@ -152,6 +188,7 @@ def test_the_size_of_the_pieces_changes_nothing(format: Format) -> None:
         assert parsed(format, cuts(text, [1])) == whole, text
         assert parsed(format, cuts(text, [draw.randint(1, 9) for _ in range(5)])) == whole, text
         assert whole[1] or whole[0] == text, text
+        assert in_order(format, [text]) == in_order(format, cuts(text, [1])), text
     assert with_calls > 100
 
 
