@@ -57,7 +57,7 @@ _Text = Annotated[str, Field(min_length=1)]
 _Some = Annotated[list[T], Field(min_length=1)]
 LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
 Conversation = Annotated[list[Message], Field(fail_fast=True)]  # the first problem is told, and there could be many thousands
-StopTexts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+StopTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(max_length=16)]
 
 
 class Prediction(StrictModel):

@@ -61,6 +61,11 @@ class Sampler:
             self._counted.add(token)
         return self.grammar is None or self.grammar.accept(token)
 
+    @property
+    def failed(self) -> bool:
+        """Whether the grammar can be followed no further than to the last chosen token, which may be none of the text."""
+        return self.grammar is not None and self.grammar.failed
+
     def _takes(self, best: int) -> bool:
         """Whether the likeliest token is the choice, whatever the others' logits."""
         if not self.params.greedy or self._penalises or self.params.logit_bias or self._too_early:

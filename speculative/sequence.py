@@ -85,6 +85,8 @@ class Sequence:
         text = ""
         for place, token in enumerate(output):
             if not self.sampler.take(token):
+                if self.sampler.failed:
+                    raise InvalidRequestError(f"it is too complex to be followed to token {place} of the output", param="grammar")
                 raise InvalidRequestError(f"token {place} of the output cannot follow in its grammar", param="output_token_ids")
             text += self.detokenizer.add(token)
             if self._is_end(token, eos_token_ids) or self.detokenizer.stopped:
@@ -102,6 +104,11 @@ class Sequence:
         params = self.request.params
         return (token in eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
 
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the newest token is the last that the sampler chose by its grammar, or one after that."""
+        return self.sampler.failed and len(self.tokens) >= self.num_prompt_tokens + len(self.sampler.chosen)
+
     def append(
         self, tokens: tuple[int, ...], drafted: int, logprobs: list[TokenLogprob] | None, eos_token_ids: frozenset[int]
     ) -> RequestOutput:
@@ -118,7 +125,10 @@ class Sequence:
         for token in tokens:
             kept.append(token)
             self.tokens.append(token)
-            if self._is_end(token, eos_token_ids):
+            if self._has_failed:
+                text += self.detokenizer.flush()
+                self.finish_reason = "error"
+            elif self._is_end(token, eos_token_ids):
                 text += self.detokenizer.flush()
                 self.finish_reason = "stop"
             else:

@@ -50,6 +50,7 @@ def assert_error(response: httpx.Response, status: int, param: str | None, code:
         ({"stop": ""}, "stop[0]", "invalid_value"),
         ({"stop": ["a", 1]}, "stop[1]", "invalid_type"),
         ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+        ({"stop": ["a" * 1000, "b" * 1001]}, "stop[1]", "invalid_value"),
         ({"frequency_penalty": 2.5}, "frequency_penalty", "invalid_value"),
         ({"presence_penalty": False}, "presence_penalty", "invalid_type"),
         ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),

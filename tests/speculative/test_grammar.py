@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from copy import copy
 from functools import cache
@@ -46,6 +47,12 @@ def within(before: str, content: dict[str, object], after: str) -> Grammar:
     around = {"lark_grammar": f"start: {json.dumps(before)} @inner {json.dumps(after)}"}
     return Grammar("llguidance", json.dumps({"grammars": [around, {"name": "inner", **content}]}))
 
+
+OVERLAPPING = Grammar("regex", "|".join(f"(.*{first}.{{900}}{last})" for first, last in ("ab", "cd", "ef")))
+"""Of these the lexer has to tell the places of all letters so far, for which it makes more and more states."""
+
+LONG_ROW = Grammar("lark", "start: /[b-d]{9}/ " + '"a"? ' * 1500 + '"!"')
+"""With the ninth letter it hits a limit of the parser, which has every place of the rest in one row."""
 
 SAMPLING = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}, {"temperature": 1.3, "top_k": 40}]
 
@@ -274,10 +281,59 @@ def test_texts_go_on_when_their_grammar_is_not_kept_any_more(bundled: Grammars) 
         assert all(matcher.accept(a) for _ in range(number)) and matcher.accept(END) and matcher.ended
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_whose_grammar_hits_a_limit_fails_alone(make_speller, temperature: float) -> None:
+    asked = request("a", grammar=LONG_ROW, temperature=temperature)
+    beside = [request(name, grammar=GRAMMARS["schema"], temperature=temperature) for name in "bc"]
+    expected = tokens(run(make_speller("none", max_num_seqs=1), [asked, *beside]))
+    for drafter in ("none", "ngram", "moa"):
+        outputs = run(make_speller(drafter), [asked, *beside])
+        assert tokens(outputs) == expected, drafter
+        assert re.fullmatch("[b-d]{8}", texts(outputs)["a"])
+        assert [outputs[name][-1].finish_reason for name in "abc"] == ["error", "stop", "stop"]
+
+
+def test_a_grammar_whose_states_are_used_up_is_compiled_anew(bundled: Grammars, caplog: pytest.LogCaptureFixture) -> None:
+    def until_it_fails(matcher: GrammarMatcher) -> int:
+        draw = random.Random(1)
+        for written in range(200):
+            matcher.mask(torch.zeros(8192))
+            if matcher.failed:
+                return written
+            assert matcher.accept(tokenizer().convert_tokens_to_ids(draw.choice("abcdef")))
+        raise AssertionError("no limit was hit")
+
+    first, beside = bundled.follow(OVERLAPPING), bundled.follow(OVERLAPPING)
+    lasted = until_it_fails(first)
+    assert lasted > 20
+    after = bundled.follow(OVERLAPPING)
+    assert until_it_fails(beside) < lasted  # it shares the first one's states
+    assert until_it_fails(after) == until_it_fails(bundled.follow(OVERLAPPING)) == lasted
+    assert "too many expressions" in caplog.text and "<state>" not in caplog.text
+
+
+def test_objects_may_leave_out_far_more_than_rules(bundled: Grammars) -> None:
+    whole = {"type": "object", "properties": {f"p{number}": {"type": "null"} for number in range(1000)}}
+    last = '{"p998": null, "p999": null}'
+    assert written(bundled.follow(Grammar("json_schema", json.dumps(whole))), last)
+    assert written(bundled.follow(within("<", {"json_schema": whole}, ">")), f"<{last}>")
+    matcher = bundled.follow(LONG_ROW)
+    assert not written(matcher, "bcdbcdbcd!") and matcher.failed
+
+
+def test_an_output_that_its_grammar_cannot_be_followed_through_is_refused(make_speller) -> None:
+    b = ord("b") - 29
+    given = Request("r", (10, 20), SamplingParams(50, grammar=LONG_ROW), output_token_ids=(b,) * 9)
+    with pytest.raises(InvalidRequestError, match="too complex to be followed to token 8 of the output") as refused:
+        make_speller("none").validate(given)
+    assert refused.value.param == "grammar"
+
+
 def test_a_text_that_leaves_its_grammar_has_ended(bundled: Grammars) -> None:
     matcher = bundled.follow(Grammar("regex", "a+"))
     assert matcher.accept(tokenizer().convert_tokens_to_ids("a")) and not matcher.accept(tokenizer().convert_tokens_to_ids("b"))
-    assert matcher.ended
+    assert matcher.ended and not matcher.failed
+    assert not matcher.accept(tokenizer().convert_tokens_to_ids("a"))
 
 
 def test_tokens_that_the_tokenizer_does_not_have_are_never_allowed() -> None:
