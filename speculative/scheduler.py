@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from speculative.prefill_budget import PrefillBudget
 from speculative.sequence import Sequence
@@ -44,7 +45,8 @@ class SlotMove:
 class Scheduler:
     """First come, first served within a priority; prompts are prefilled in chunks between steps, so that streams keep flowing.
 
-    ``budget`` says how long these are, at most ``prefill_chunk`` tokens a step.
+    ``budget`` says how long these are, at most ``prefill_chunk`` tokens a step. Where texts that wait for trees from outside hold
+    three quarters of the slots, others of the same priority go before more of them, which would hold what is left in the same way.
     ``admitted`` is called with each sequence that gets a slot, and may find that some of its tokens are computed already.
     """
 
@@ -112,11 +114,19 @@ class Scheduler:
     def _admit(self) -> Sequence | None:
         if not self.waiting or len(self.running) >= self.num_slots:
             return None
-        self.prefilling = self.waiting.popleft()
+        self.prefilling = self._next()
+        self.waiting.remove(self.prefilling)
         self.prefilling.slot = len(self.running)
         self.prefilling.scheduled_time = time.monotonic()
         self._admitted(self.prefilling)
         return self.prefilling
+
+    def _next(self) -> Sequence:
+        first = self.waiting[0]
+        if not first.request.remote or sum(each.waits for each in self.running) < max(1, self.num_slots * 3 // 4):
+            return first
+        equals = takewhile(lambda each: each.request.priority == first.request.priority, self.waiting)
+        return next((each for each in equals if not each.request.remote), first)
 
     def find(self, request_id: str) -> Sequence | None:
         """The unfinished sequence of that request."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from speculative.config import ModelInfo, RemoteInfo
+from speculative.config import EngineStatus, ModelInfo, RemoteInfo
 from speculative.remote.limits import Limits
 from speculative.request import OfferedTree, Request, RequestOutput
 
@@ -32,6 +32,9 @@ class RemoteEngine(Protocol):
     @property
     def remote(self) -> RemoteInfo:
         """What those who draft elsewhere are told; EngineNotReadyError until the model is loaded."""
+
+    def status(self) -> EngineStatus:
+        """How many requests run and wait."""
 
     def offer_soon(self, request_id: str, tree: OfferedTree, refused: Callable[[Exception], None]) -> None:
         """Let a text go on with a tree; ``refused`` is told if it cannot be verified."""

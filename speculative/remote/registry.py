@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol
 
 from speculative.errors import ProtocolError
@@ -13,6 +14,12 @@ from speculative.request import Request
 
 MOST_SESSIONS = 4096
 """Sessions that are kept; of those that have ended the oldest go first."""
+
+SILENT_SECONDS = 3.0
+"""How long a text may wait for its edge while others wait for its slot: more than a round trip on a poor network takes."""
+
+LOOK_SECONDS = 0.5
+"""How often it is asked whether others wait."""
 
 FLUSH_SECONDS = 2.0
 """What a peer gets to read a last word."""
@@ -26,14 +33,17 @@ class Connection(Protocol):
 
 
 class SessionRegistry:
-    """Sessions by their resume tokens; those that nobody has come for are forgotten after ``host.idle_seconds``."""
+    """Sessions by their resume tokens; those that nobody has come for are forgotten after ``host.idle_seconds``.
+
+    Where requests wait for a slot, those whose edges are silent are forgotten sooner: see `make_way`.
+    """
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self._sessions: dict[bytes, ServedSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._connections: dict[Connection, asyncio.Future[None]] = {}
-        self._drains = False
+        self._drains = self._looks = False
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -49,6 +59,7 @@ class SessionRegistry:
         session = ServedSession(request, seed, row_bytes, owner, self.host, self._forget)
         self._sessions[session.token] = session
         self.host.observer.session(1)
+        self._look_soon()
         task = session.start(line, generate)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -58,6 +69,17 @@ class SessionRegistry:
         """Raise ProtocolError while nothing new is begun."""
         if self._drains or not self.host.engine.ready:
             raise ProtocolError("not_ready", "the model is loading, or the server shuts down: try again later", session=number)
+
+    def make_way(self, now: float) -> None:
+        """Forget as many texts as requests wait for a slot, of those whose edges have said nothing for SILENT_SECONDS.
+
+        Those that have waited longest go first. Their edges open them anew, and what was computed stands in the prefix cache.
+        """
+        if not (wanted := self.host.engine.status().num_waiting):
+            return
+        silent = [each for each in self._sessions.values() if each.silent_for(now) > SILENT_SECONDS]
+        for session in sorted(silent, key=lambda each: each.silent_for(now), reverse=True)[:wanted]:
+            session.end("idle")
 
     def find(self, token: bytes, owner: str) -> ServedSession | None:
         """The session of that token, if it is this owner's."""
@@ -96,6 +118,16 @@ class SessionRegistry:
         pending = {*self._tasks, *self._connections.values()}
         if pending:
             await asyncio.wait(pending, timeout=2 * FLUSH_SECONDS)
+
+    def _look_soon(self) -> None:
+        if not self._looks and self._sessions:
+            self._looks = True
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        self.make_way(time.monotonic())
+        self._look_soon()
 
     def _forget(self, session: ServedSession) -> None:
         del self._sessions[session.token]

@@ -62,10 +62,19 @@ class ServedSession:
         self._is_open = self._has_begun = self._has_ended = False
         self._stats = RequestStats()
         self._batch_size = 0
-        self._began = self._touched = time.monotonic()
+        self._began = self._touched = self._gained = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._blocked: asyncio.Future[None] | None = None
         self._timer = self._loop.call_later(host.idle_seconds, self._look_at_clock)
+
+    def silent_for(self, now: float) -> float:
+        """Seconds for which its slot has done nothing but wait for its edge; 0 where it has something to do, or is none.
+
+        What brings the text no further, as another connection does, ends no silence; nor does a tree of an edge that does not read
+        what it is told.
+        """
+        waits = self._offered is None or self._blocked is not None
+        return now - self._gained if self._has_begun and self.finish_reason is None and waits else 0.0
 
     def start(self, line: Line, generate: Generate) -> asyncio.Task[None]:
         """Begin the text; the task that does ends with it."""
@@ -187,7 +196,8 @@ class ServedSession:
 
     def _take(self, output: RequestOutput) -> None:
         """Keep and tell what the engine has found out, and give it what comes next."""
-        self._stats, self._touched = output.stats, time.monotonic()
+        self._touched = self._gained = time.monotonic()
+        self._stats = output.stats
         self._batch_size = output.batch_size
         transcript = self._transcript
         first = len(transcript.tokens)

@@ -4,14 +4,14 @@ import pytest
 
 from speculative.detokenizer import Detokenizer
 from speculative.prefill_budget import ReadingCosts
-from speculative.request import Request
+from speculative.request import OfferedTree, Request
 from speculative.sampler import Sampler
 from speculative.scheduler import LONG, Scheduler, SlotMove
 from speculative.sequence import Sequence
 
 
-def sequence(name: str, prompt: int, priority: int = 0) -> Sequence:
-    request = Request(name, tuple(range(prompt)), priority=priority)
+def sequence(name: str, prompt: int, priority: int = 0, *, remote: bool = False) -> Sequence:
+    request = Request(name, tuple(range(prompt)), priority=priority, remote=remote)
     sampler = Sampler(request.params, 0, request.prompt_token_ids, ())
     return Sequence(request, sampler, 1000, Detokenizer(None), list(range(prompt)))
 
@@ -137,6 +137,50 @@ def test_urgent_requests_begin_first_and_equals_in_order() -> None:
         begun.append(scheduler.running[0].request.request_id)
         scheduler.remove(scheduler.running[0])
     assert begun == ["c", "e", "a", "d", "b"]
+
+
+def begun(scheduler: Scheduler) -> list[str]:
+    return [name for name, _, _ in spans(scheduler)]
+
+
+@pytest.mark.parametrize(("num_slots", "most"), [(8, 6), (3, 2), (2, 1)])
+def test_where_texts_wait_for_edges_in_most_slots_others_go_before_more_of_them(num_slots: int, most: int) -> None:
+    scheduler = Scheduler(num_slots, prefill_chunk=100)
+    for name in range(20):
+        scheduler.add(sequence(f"remote {name}", 3, remote=True))
+    for name in range(2 * num_slots):
+        scheduler.add(sequence(f"other {name}", 3))
+    order = begun(scheduler)
+    assert order == [f"remote {name}" for name in range(most)] + [f"other {name}" for name in range(num_slots - most)]
+    scheduler.remove(scheduler.running[-1])
+    assert begun(scheduler) == [f"other {num_slots - most}"]
+    scheduler.remove(scheduler.running[0])
+    assert begun(scheduler) == [f"remote {most}"], "below that it is first come, first served"
+    scheduler.check_integrity()
+
+
+def test_texts_that_wait_for_edges_give_way_to_their_equals_alone() -> None:
+    scheduler = Scheduler(num_slots=4, prefill_chunk=100)
+    for name in "abcde":
+        scheduler.add(sequence(name, 3, remote=True))
+    scheduler.add(sequence("less urgent", 3, priority=1))
+    assert begun(scheduler) == ["a", "b", "c", "d"]
+    scheduler.remove(scheduler.running[0])
+    assert begun(scheduler) == ["e"]
+    scheduler.remove(scheduler.running[0])
+    assert begun(scheduler) == ["less urgent"]
+
+
+def test_texts_that_have_their_trees_wait_for_no_edge() -> None:
+    scheduler = Scheduler(num_slots=4, prefill_chunk=100)
+    for name in "abc":
+        scheduler.add(sequence(name, 3, remote=True))
+    begun(scheduler)
+    for each in scheduler.running:
+        each.offered = OfferedTree(3, (), ())
+    scheduler.add(sequence("d", 3, remote=True))
+    scheduler.add(sequence("other", 3))
+    assert begun(scheduler) == ["d"]
 
 
 def test_a_long_prompts_text_waits_for_the_step_that_others_wait_for() -> None:
