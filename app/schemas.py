@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator, field_validator, model_validator
@@ -39,13 +40,16 @@ def _prompts(prompt: Any) -> list[str] | list[list[int]]:
     )
 
 
+_TOKEN_KEY = re.compile("0|[1-9][0-9]{0,9}")  # one way of writing each, so that no key stands for another
+
+
 def _token_keys(bias: Any) -> Any:
     """JSON's keys are strings, OpenAI's are token ids."""
     if not isinstance(bias, dict):
         return bias
-    wrong = next((key for key in bias if not (isinstance(key, str) and key.isdecimal())), None)
+    wrong = next((key for key in bias if not (isinstance(key, str) and _TOKEN_KEY.fullmatch(key))), None)
     if wrong is not None:
-        raise PydanticCustomError("invalid_value", "its keys must be token ids, not {key}", {"key": repr(wrong)})
+        raise PydanticCustomError("invalid_value", "its keys must be token ids, not {key}", {"key": repr(str(wrong)[:32])})
     return {int(key): value for key, value in bias.items()}
 
 
