@@ -84,9 +84,9 @@ def keep_paths(
         first, count = sequence.num_computed, len(acceptance.tokens)
         if sequence.speculative:
             drafter_sees.extend(range(len(tokens), len(tokens) + count))
-        path, newest = (0, *acceptance.rows), sequence.tokens[-1]
-        tokens += (newest, *acceptance.tokens[:-1])
-        previous += (sequence.token_before(first), newest, *acceptance.tokens[:-2])[:count]
+        path, verified = (0, *acceptance.rows), (sequence.tokens[-1], *acceptance.tokens[:-1])
+        tokens += verified
+        previous += (sequence.token_before(first), *verified[:-1])
         slots += [sequence.slot] * count
         positions += range(first, first + count)
         places = range(cache.flat_row(sequence.slot, first), cache.flat_row(sequence.slot, first + count))
@@ -96,10 +96,12 @@ def keep_paths(
         rows += [n * tree.num_rows + row for row in path]
     if tree.num_rows == 1 and not drafter_sees:
         return None
-    told = torch.tensor(columns, device=cache.data.device)  # one instead of seven: making one costs more than its few numbers
+    # One tensor instead of seven: making one costs more than its few numbers.
+    kept = torch.tensor(columns, device=cache.data.device)
+    drafted_rows, final_rows, tree_rows = kept[4:]
     if tree.num_rows > 1:
-        cache.move_rows(told[4], told[5])
+        cache.move_rows(drafted_rows, final_rows)
     if not drafter_sees:
         return None
-    verified = VerifiedTokens(told[:4], None if tapped is None else tapped.index_select(0, told[6]))
-    return verified.only(torch.tensor(drafter_sees, device=told.device)) if len(drafter_sees) < len(tokens) else verified
+    told = VerifiedTokens(kept[:4], None if tapped is None else tapped.index_select(0, tree_rows))
+    return told.only(torch.tensor(drafter_sees, device=kept.device)) if len(drafter_sees) < len(tokens) else told

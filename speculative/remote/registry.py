@@ -77,9 +77,10 @@ class SessionRegistry:
         """
         if not (wanted := self.host.engine.status().num_waiting):
             return
-        silent = [each for each in self._sessions.values() if each.silent_for(now) > SILENT_SECONDS]
-        for session in sorted(silent, key=lambda each: each.silent_for(now), reverse=True)[:wanted]:
-            session.end("idle")
+        longest = sorted(self._sessions.values(), key=lambda each: each.silent_for(now), reverse=True)[:wanted]
+        for session in longest:
+            if session.silent_for(now) > SILENT_SECONDS:
+                session.end("idle")
 
     def find(self, token: bytes, owner: str) -> ServedSession | None:
         """The session of that token, if it is this owner's."""
