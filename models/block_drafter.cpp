@@ -9,7 +9,9 @@
 #include <torch/custom_class.h>
 
 #include <limits>
+#include <mutex>
 #include <optional>
+#include <unordered_map>
 
 #include "cached_attention.h"
 #include "tiled_layers.h"
@@ -41,31 +43,48 @@ struct StepGate {
   }
 };
 
-// Where texts end and what is known of them, each [B].
+// Where texts end and what is known of them, each [B], and their rare tokens [B, M], of which `most` is the largest number.
 struct Texts {
   int64_t count;
   const int64_t *roots, *starts, *lengths, *memory_ends, *previous;
+  std::vector<const int64_t*> rare;
+  std::vector<int64_t> rare_counts;
+  int64_t most = 0;
 
-  explicit Texts(const at::Tensor& texts)
+  Texts(const at::Tensor& texts, const at::Tensor& rare_tokens)
       : count(texts.size(1)), roots(numbers<int64_t>(texts)), starts(roots + count), lengths(starts + count),
-        memory_ends(lengths + count), previous(memory_ends + count) {}
+        memory_ends(lengths + count), previous(memory_ends + count) {
+    const int64_t width = rare_tokens.size(1);
+    for (int64_t text = 0; text < count; ++text) {
+      const int64_t* first = numbers<int64_t>(rare_tokens) + text * width;
+      rare.push_back(first);
+      rare_counts.push_back(std::find_if(first, first + width, [](int64_t token) { return token < 0; }) - first);
+      most = std::max(most, rare_counts.back());
+    }
+  }
+};
+
+// What a token contributes wherever it stands: to a step [2I], and where levels copy to the queries of itself and of the token
+// behind it, each filled up to whole panels.
+template <class Number>
+struct Contribution {
+  std::vector<Number> step, own, before;
 };
 
 template <class Number>
 struct BlockDrafter : torch::CustomClassHolder {
-  // `tensors`: embedding, cosines and sines [positions, d/2], the head, the ids [K] that its outputs stand for, what these tokens
-  // contribute to a step [K, 2I], the stand-ins; the block's norm of states and their weight, its norm of features and their
-  // weight, and what leads down; SA's six (as a decoder's layer), CA's six (only the queries of its first weight); if there is
-  // an entry, its norm and weight; and where memory is paired, the entry's weight for the tokens before, and of what copies: what
-  // its queries take from the head's tokens and from those before [K, q] each, its norm and its weights for both, as roots may be
-  // any tokens, and what leads from its q outputs to states. Gates and what they let through stand in turns of 16, in what tokens
-  // contribute too; q is filled up with zeros to whole panels in weights.
+  // `tensors`: embedding, cosines and sines [positions, d/2], the head, the ids [K] that its outputs stand for, the rows of all
+  // tokens' outputs [V, E], the stand-ins; the block's norm of states and their weight, its norm of features and their weight, and
+  // what leads down; SA's six (as a decoder's layer), CA's six (only the queries of its first weight); the block's norm of tokens
+  // and their weight; if there is an entry, its norm and weight; and where memory is paired, the entry's weight for the tokens
+  // before, and of what copies: its norm, its queries' weights [q] for tokens and those before, and what leads from its q outputs to
+  // states. Gates and what they let through stand in turns of 16; q is filled up with zeros to whole panels.
   BlockDrafter(std::vector<at::Tensor> tensors, int64_t kv_heads, int64_t head_dim, double eps)
       : tensors_(std::move(tensors)), kv_heads_(kv_heads), head_dim_(head_dim), eps_(eps) {
     TORCH_CHECK(tiles::available(), "this CPU lacks what operators are compiled for");
     TORCH_CHECK(
-        tensors_.size() == 24 || tensors_.size() == 26 || tensors_.size() == 33,
-        "a block drafter has 24 tensors, with an entry 26, where memory is paired 33");
+        tensors_.size() == 26 || tensors_.size() == 28 || tensors_.size() == 33,
+        "a block drafter has 26 tensors, with an entry 28, where memory is paired 33");
     for (const at::Tensor& tensor : tensors_) {
       TORCH_CHECK(tensor.scalar_type() == at::kLong ? tensor.is_contiguous() : tiles::is_read<Number>(tensor), "weights are dense and of one type");
     }
@@ -73,21 +92,27 @@ struct BlockDrafter : torch::CustomClassHolder {
       return tiles::Layer{tensors_[i], tensors_[i + 1], tensors_[i + 2], tensors_[i + 3], tensors_[i + 4], tensors_[i + 5]};
     };
     sa_ = layer(12), ca_ = layer(18);
-    size_ = embedding().size(1), block_ = stand_ins().size(0) + 1, outputs_ = ids().size(0), step_ = of_known().size(1);
+    size_ = embedding().size(1), block_ = stand_ins().size(0) + 1, outputs_ = ids().size(0), step_ = 2 * down().size(1) * tiles::kPairs;
     stays_near_ = head().nbytes() + from_state().nbytes() + down().nbytes() + (paired() ? from_copied().nbytes() : 0) <= kSecondLevel;
     queries_ = sa_.output.size(1) * tiles::kPairs, groups_ = queries_ / (kv_heads * head_dim);
-    if (paired()) TORCH_CHECK(copied_tokens().size(1) == groups_ * head_dim, "what copies asks the first KV head");
+    asked_ = groups_ * head_dim;
+    if (paired()) TORCH_CHECK((asked_ + tiles::kPanel - 1) / tiles::kPanel * tiles::kPanel == padded(), "what copies asks the first KV head");
+    if (outputs_ == embedding().size(0)) return;  // of all tokens it would take seconds and much memory
+    constexpr int64_t kAtOnce = 256;
+    for (int64_t first = 0; first < outputs_; first += kAtOnce) {
+      contribute(numbers<int64_t>(ids()) + first, std::min(kAtOnce, outputs_ - first));
+    }
   }
 
   // Trees of at most `nodes` nodes for each text of `texts` [5, B]: roots, and as in growth.Text starts, lengths, memory's ends and
-  // the tokens before the roots.
+  // the tokens before the roots; `rare` are as there, [B, M], with M = 0 where there are none.
   // `caches` are the dense windows of SA's keys and values, of CA's and, for an entry, of memory itself; `sampling` is as in
   // growth.Sampling, or empty. Returns tokens, parents and probabilities [B, N] as in DraftTree.
   std::vector<at::Tensor> draft(
-      const std::vector<at::Tensor>& caches, const at::Tensor& texts_tensor, const std::vector<at::Tensor>& sampling, int64_t depth,
-      int64_t breadth, int64_t nodes, double min_reach, double temperature) {
-    const Texts texts(texts_tensor);
-    check(caches, texts_tensor, texts, sampling, depth, breadth, nodes);
+      const std::vector<at::Tensor>& caches, const at::Tensor& texts_tensor, const at::Tensor& rare,
+      const std::vector<at::Tensor>& sampling, int64_t depth, int64_t breadth, int64_t nodes, double min_reach, double temperature) {
+    const Texts texts = checked(texts_tensor, rare);
+    check(caches, texts, sampling, depth, breadth, nodes);
     const int64_t positions = std::min(depth, block_);
     const auto floats = embedding().options().dtype(at::kFloat);
     const at::Tensor features = run_block(caches, texts, positions);
@@ -99,44 +124,76 @@ struct BlockDrafter : torch::CustomClassHolder {
 
     std::vector<growth::Sampling> settings = settings_of(sampling, texts.count);
     std::vector<growth::Tree> trees(texts.count);
-    Levels levels(*this, texts.count * breadth);
+    Levels levels(*this, texts.count * breadth, (texts.most + tiles::kPanel - 1) / tiles::kPanel * tiles::kPanel);
     std::optional<Copying> copying;
     if (paired()) copying.emplace(*this, texts, caches[1], breadth);
     for (int64_t level = 0; level < positions; ++level) {
-      next_states(level, positions, trees, features, of_positions, levels);
+      next_states(level, positions, texts, trees, features, of_positions, levels);
       if (copying) copying->add(level, trees, levels);
-      const float* row = logits_of(levels, stays_near_ && level > 0);
+      const float* row = logits_of(texts, levels, stays_near_ && level > 0);
       double reach = 0.0;
       for (int64_t text = 0; text < texts.count; ++text) {
         std::vector<std::vector<growth::Likely>> likely;
-        for (size_t node = 0; node < trees[text].open().size(); ++node, row += outputs_) {
+        for (size_t node = 0; node < trees[text].open().size(); ++node, row += levels.outputs) {
           likely.push_back(growth::candidates(
-              row, outputs_, numbers<int64_t>(ids()), settings[text], texts.lengths[text] + level + 1,
+              row, levels.outputs, outputs_of(texts, text), settings[text], texts.lengths[text] + level + 1,
               static_cast<float>(temperature), breadth));
         }
         reach += trees[text].grow(likely, breadth);
       }
       if (reach < min_reach * static_cast<double>(texts.count)) break;
     }
-    return best_of(trees, nodes);
+    return best_of(texts, trees, nodes);
   }
 
  private:
   const at::Tensor& embedding() const { return tensors_[0]; }
   const at::Tensor& head() const { return tensors_[3]; }
   const at::Tensor& ids() const { return tensors_[4]; }
-  const at::Tensor& of_known() const { return tensors_[5]; }
+  const at::Tensor& whole_head() const { return tensors_[5]; }
   const at::Tensor& stand_ins() const { return tensors_[6]; }
   const at::Tensor& state_norm() const { return tensors_[7]; }
   const at::Tensor& from_state() const { return tensors_[8]; }
   const at::Tensor& feature_norm() const { return tensors_[9]; }
   const at::Tensor& from_feature() const { return tensors_[10]; }
   const at::Tensor& down() const { return tensors_[11]; }
-  bool has_entry() const { return tensors_.size() > 24; }
-  bool paired() const { return tensors_.size() > 26; }
-  const at::Tensor& copied_tokens() const { return tensors_[27]; }
-  const at::Tensor& copied_previous() const { return tensors_[28]; }
+  bool has_entry() const { return tensors_.size() > 26; }
+  bool paired() const { return tensors_.size() > 28; }
+  const at::Tensor& entry_norm() const { return tensors_[26]; }
   const at::Tensor& from_copied() const { return tensors_[32]; }
+  int64_t padded() const { return from_copied().size(1) * tiles::kPairs; }
+
+  growth::Outputs outputs_of(const Texts& texts, int64_t text) const { return {numbers<int64_t>(ids()), outputs_, texts.rare[text]}; }
+
+  // What a token contributes; of those outside the draft vocabulary worked out when it is first asked for, which texts that draft at
+  // the same time do, too. It stays where it is.
+  const Contribution<Number>& contribution(int64_t token) {
+    const std::lock_guard<std::mutex> guard(known_mutex_);
+    const auto known = known_.find(token);
+    if (known != known_.end()) return known->second;
+    contribute(&token, 1);
+    return known_.at(token);
+  }
+
+  void contribute(const int64_t* tokens, int64_t count) {
+    const at::Tensor normed = at::empty({count, size_}, embedding().options());
+    const auto norm = [&](const at::Tensor& weight) {
+      for (int64_t row = 0; row < count; ++row) norm_of_token(tokens[row], weight, written<Number>(normed) + row * size_);
+    };
+    const auto make = [&](std::vector<Number> Contribution<Number>::*part, const at::Tensor& weight, int64_t size) {
+      std::vector<Number> rows(count * size);
+      tiles::product<Number>(tiles::rows_of(normed), weight, tiles::ToRows<Number>{rows.data(), size});
+      for (int64_t row = 0; row < count; ++row) {
+        (known_[tokens[row]].*part).assign(rows.begin() + row * size, rows.begin() + (row + 1) * size);
+      }
+    };
+    norm(tensors_[24]);
+    make(&Contribution<Number>::step, tensors_[25], step_);
+    if (!paired()) return;
+    norm(tensors_[29]);
+    make(&Contribution<Number>::own, tensors_[30], padded());
+    make(&Contribution<Number>::before, tensors_[31], padded());
+  }
 
   // Features [B·positions, E] of the roots and the stand-ins behind them.
   at::Tensor run_block(const std::vector<at::Tensor>& caches, const Texts& texts, int64_t positions) const {
@@ -186,7 +243,7 @@ struct BlockDrafter : torch::CustomClassHolder {
   // What the stream starts from with an entry: the tokens' projection and the text's newest memory, in the place of embeddings, and
   // where memory is paired the projection of what stands before them.
   void enter(const at::Tensor& memories, const Texts& texts, int64_t positions, float* stream, const at::Tensor& normed) const {
-    tiles::normalize<Number>(stream, tensors_[24], eps_, normed);
+    tiles::normalize<Number>(stream, entry_norm(), eps_, normed);
     const auto* memory = numbers<Number>(memories);
     for (int64_t row = 0; row < texts.count * positions; ++row) {
       const int64_t text = row / positions, end = texts.memory_ends[text];
@@ -199,18 +256,18 @@ struct BlockDrafter : torch::CustomClassHolder {
       const int64_t newest = std::min(paired() ? end : end - 1, memories.size(1) - 1);
       tiles::embed(memory + (text * memories.size(1) + newest) * size_, size_, to);
     }
-    tiles::product<Number>(tiles::rows_of(normed), tensors_[25], tiles::AddToStream{stream, size_});
+    tiles::product<Number>(tiles::rows_of(normed), tensors_[27], tiles::AddToStream{stream, size_});
     if (!paired()) return;
     const at::Tensor before = at::empty_like(normed);
     auto* to = written<Number>(before);
     for (int64_t row = 0; row < texts.count * positions; ++row, to += size_) {
       if (row % positions == 0) {
-        norm_of_token(texts.previous[row / positions], tensors_[24], to);
+        norm_of_token(texts.previous[row / positions], entry_norm(), to);
       } else {
         std::copy_n(numbers<Number>(normed) + (row - 1) * size_, size_, to);
       }
     }
-    tiles::product<Number>(tiles::rows_of(before), tensors_[26], tiles::AddToStream{stream, size_});
+    tiles::product<Number>(tiles::rows_of(before), tensors_[28], tiles::AddToStream{stream, size_});
   }
 
   // A token's embedding, normalised.
@@ -247,16 +304,17 @@ struct BlockDrafter : torch::CustomClassHolder {
     return mask;
   }
 
-  // What levels are computed in, one after the other: `rows` at most.
+  // What levels are computed in, one after the other: `rows` at most, of as many `outputs` as the head has and `rare` ones.
   struct Levels {
+    int64_t outputs, rows = 0;
     at::Tensor states, before, normed, gated, logits;
-    int64_t rows = 0;
 
-    Levels(const BlockDrafter& drafter, int64_t most)
-        : states(at::empty({most, drafter.size_}, drafter.embedding().options().dtype(at::kFloat))),
+    Levels(const BlockDrafter& drafter, int64_t most, int64_t rare)
+        : outputs(drafter.outputs_ + rare),
+          states(at::empty({most, drafter.size_}, drafter.embedding().options().dtype(at::kFloat))),
           before(at::empty(states.sizes(), states.options())),
           normed(at::empty({most, drafter.size_}, drafter.embedding().options())),
-          gated(at::empty({most, drafter.step_ / 2}, normed.options())), logits(at::empty({most, drafter.outputs_}, states.options())) {}
+          gated(at::empty({most, drafter.step_ / 2}, normed.options())), logits(at::empty({most, outputs}, states.options())) {}
 
     tiles::Rows first_of(const at::Tensor& x) const {
       return {static_cast<const char*>(x.const_data_ptr()), x.size(1) * x.element_size(), rows};
@@ -265,12 +323,12 @@ struct BlockDrafter : torch::CustomClassHolder {
 
   // States [B·w, E] of the trees' open nodes, from those of the level before.
   void next_states(
-      int64_t level, int64_t positions, const std::vector<growth::Tree>& trees, const at::Tensor& features,
-      const at::Tensor& of_positions, Levels& levels) const {
-    const auto texts = static_cast<int64_t>(trees.size()), width = static_cast<int64_t>(trees[0].open().size());
-    const int64_t parents = levels.rows / texts;
+      int64_t level, int64_t positions, const Texts& texts, const std::vector<growth::Tree>& trees, const at::Tensor& features,
+      const at::Tensor& of_positions, Levels& levels) {
+    const auto width = static_cast<int64_t>(trees[0].open().size());
+    const int64_t parents = levels.rows / texts.count;
     std::swap(levels.states, levels.before);
-    levels.rows = texts * width;
+    levels.rows = texts.count * width;
     auto* stream = written<float>(levels.states);
     const auto* feature = numbers<float>(features);
     for (int64_t row = 0; row < levels.rows; ++row) {
@@ -283,7 +341,7 @@ struct BlockDrafter : torch::CustomClassHolder {
     std::vector<const float*> places(levels.rows);
     for (int64_t row = 0; row < levels.rows; ++row) {
       const growth::Open& node = trees[row / width].open()[row % width];
-      tokens[row] = numbers<Number>(of_known()) + node.output * step_;
+      tokens[row] = contribution(outputs_of(texts, row / width)[node.output]).step.data();
       places[row] = numbers<float>(of_positions) + (row / width * positions + level) * step_;
       tiles::norm(from + (row / width * parents + node.parent) * size_, numbers<Number>(state_norm()), eps_, size_, into + row * size_);
     }
@@ -296,90 +354,91 @@ struct BlockDrafter : torch::CustomClassHolder {
   // What levels copy: nodes ask CA's first KV head for their token and the one before it, and what they find joins their states.
   class Copying {
    public:
-    Copying(const BlockDrafter& drafter, const Texts& texts, const at::Tensor& cache, int64_t breadth)
+    Copying(BlockDrafter& drafter, const Texts& texts, const at::Tensor& cache, int64_t breadth)
         : drafter_(drafter), texts_(texts), cache_(cache), mask_(drafter.text_mask(cache, texts, texts.memory_ends)),
-          width_(drafter.copied_tokens().size(1)) {
-      const int64_t whole = drafter.from_copied().size(1) * tiles::kPairs;
-      const auto options = drafter.embedding().options();
-      found_ = at::zeros({texts.count * breadth, whole}, options);
-      of_tokens_ = at::empty({2 * texts.count, whole}, options.dtype(at::kFloat)), of_previous_ = at::empty_like(of_tokens_);
-      const at::Tensor normed = at::empty({2 * texts.count, drafter.size_}, options);
-      for (int64_t row = 0; row < 2 * texts.count; ++row) {
-        const int64_t token = row < texts.count ? texts.roots[row] : texts.previous[row - texts.count];
-        drafter.norm_of_token(token, drafter.tensors_[29], written<Number>(normed) + row * drafter.size_);
-      }
-      const tiles::Rows rows = tiles::rows_of(normed);
-      tiles::product<Number>(rows, drafter.tensors_[30], tiles::ToFloats{written<float>(of_tokens_), whole});
-      tiles::product<Number>(rows, drafter.tensors_[31], tiles::ToFloats{written<float>(of_previous_), whole});
-    }
+          found_(at::zeros({texts.count * breadth, drafter.padded()}, drafter.embedding().options())),
+          tokens_(texts.previous, texts.previous + texts.count) {}
 
     // Adds what a level's open nodes find to its states.
     void add(int64_t level, const std::vector<growth::Tree>& trees, Levels& levels) {
-      const int64_t width = levels.rows / texts_.count, parents = static_cast<int64_t>(outputs_.size()) / texts_.count;
-      const at::Tensor queries = at::empty({levels.rows, width_}, found_.options());
-      std::vector<int64_t> outputs(levels.rows);
+      const int64_t width = levels.rows / texts_.count, parents = static_cast<int64_t>(tokens_.size()) / texts_.count;
+      const int64_t asked = drafter_.asked_;
+      const at::Tensor queries = at::empty({levels.rows, asked}, found_.options());
+      std::vector<int64_t> tokens(levels.rows);
       for (int64_t row = 0; row < levels.rows; ++row) {
         const int64_t text = row / width;
         const growth::Open& node = trees[text].open()[row % width];
-        outputs[row] = node.output;
-        Number* to = written<Number>(queries) + row * width_;
-        ask(level, text, node.output, level > 1 ? outputs_[text * parents + node.parent] : -1, to);
-        drafter_.rotate(to, width_, texts_.lengths[text] + level, to);
+        tokens[row] = level == 0 ? texts_.roots[text] : drafter_.outputs_of(texts_, text)[node.output];
+        Number* to = written<Number>(queries) + row * asked;
+        ask(drafter_.contribution(tokens[row]).own, drafter_.contribution(tokens_[text * parents + node.parent]).before, to);
+        drafter_.rotate(to, asked, texts_.lengths[text] + level, to);
       }
-      outputs_ = std::move(outputs);
+      tokens_ = std::move(tokens);
       const at::Tensor mask = mask_.expand({-1, -1, width * drafter_.groups_, -1});
       const at::Tensor attended = cached_attention(queries, cache_, mask, drafter_.kv_heads_, sight_of(mask), 1);
       for (int64_t row = 0; row < levels.rows; ++row) {
-        std::copy_n(numbers<Number>(attended) + row * width_, width_, written<Number>(found_) + row * found_.size(1));
+        std::copy_n(numbers<Number>(attended) + row * asked, asked, written<Number>(found_) + row * found_.size(1));
       }
       const tiles::AddToStream write{written<float>(levels.states), drafter_.size_};
       tiles::product<Number>(levels.first_of(found_), drafter_.from_copied(), write, drafter_.stays_near_ && level > 1);
     }
 
    private:
-    // Queries of a token and the one before it, by the head's outputs; those of the text itself stand for no output.
-    SIMD void ask(int64_t level, int64_t text, int64_t token, int64_t previous, Number* to) const {
-      const Number* known = numbers<Number>(drafter_.copied_tokens()) + std::max<int64_t>(token, 0) * width_;
-      const Number* known_before = numbers<Number>(drafter_.copied_previous()) + std::max<int64_t>(previous, 0) * width_;
-      const int64_t whole = of_tokens_.size(1);
-      const float* root = numbers<float>(of_tokens_) + text * whole;
-      const float* before = numbers<float>(of_previous_) + (level == 0 ? texts_.count + text : text) * whole;
+    // The query of a token and the one before it.
+    SIMD void ask(const std::vector<Number>& own, const std::vector<Number>& before, Number* to) const {
       const wide::Mask all = wide::first(tiles::kTile);
-      for (int64_t i = 0; i < width_; i += tiles::kTile) {
-        const wide::Floats own = level == 0 ? wide::load(root + i) : wide::widen(all, known + i);
-        const wide::Floats other = level <= 1 ? wide::load(before + i) : wide::widen(all, known_before + i);
-        wide::narrow(all, to + i, own + other);
+      for (int64_t i = 0; i < drafter_.asked_; i += tiles::kTile) {
+        wide::narrow(wide::first(drafter_.asked_ - i), to + i, wide::widen(all, own.data() + i) + wide::widen(all, before.data() + i));
       }
     }
 
-    const BlockDrafter& drafter_;
+    BlockDrafter& drafter_;
     const Texts& texts_;
     const at::Tensor& cache_;
     const at::Tensor mask_;
-    const int64_t width_;
-    at::Tensor of_tokens_, of_previous_;  // what roots, and behind them the tokens before, contribute to queries
-    at::Tensor found_;                    // filled up with zeros to whole panels
-    std::vector<int64_t> outputs_;        // of the level before
+    const at::Tensor found_;       // filled up with zeros to whole panels
+    std::vector<int64_t> tokens_;  // of the level before, at first those before the roots
   };
 
-  // The head's outputs [B·w, K] for the level's states.
-  const float* logits_of(const Levels& levels, bool near) const {
+  // The head's outputs for the level's states, and behind them those of rare tokens: [B·w, K + M].
+  const float* logits_of(const Texts& texts, const Levels& levels, bool near) const {
     const auto* states = numbers<float>(levels.states);
     auto *entering = written<Number>(levels.normed);
     for (int64_t row = 0; row < levels.rows; ++row) tiles::narrow_row(states + row * size_, size_, entering + row * size_);
     auto* logits = written<float>(levels.logits);
-    tiles::product<Number>(levels.first_of(levels.normed), head(), tiles::ToFloats{logits, outputs_}, near);
+    tiles::product<Number>(levels.first_of(levels.normed), head(), tiles::ToFloats{logits, levels.outputs}, near);
+    if (levels.outputs == outputs_) return logits;
+    const int64_t width = levels.rows / texts.count;
+    for (int64_t text = 0; text < texts.count; ++text) {
+      for (int64_t row = text * width; row < (text + 1) * width; ++row) {
+        float* to = logits + row * levels.outputs + outputs_;
+        std::fill_n(to, levels.outputs - outputs_, kNever);
+        for (int64_t i = 0; i < texts.rare_counts[text]; ++i) {
+          to[i] = dot(entering + row * size_, numbers<Number>(whole_head()) + texts.rare[text][i] * size_);
+        }
+      }
+    }
     return logits;
   }
 
-  std::vector<at::Tensor> best_of(const std::vector<growth::Tree>& trees, int64_t nodes) const {
+  // Of a row that enters the head and a row of its weight.
+  SIMD float dot(const Number* a, const Number* b) const {
+    wide::Floats sum = wide::zero();
+    for (int64_t i = 0; i < size_; i += tiles::kTile) {
+      const wide::Mask within = wide::first(size_ - i);
+      sum = wide::fma(wide::widen(within, a + i), wide::widen(within, b + i), sum);
+    }
+    return wide::sum(sum);
+  }
+
+  std::vector<at::Tensor> best_of(const Texts& texts, const std::vector<growth::Tree>& trees, int64_t nodes) const {
     const int64_t count = std::min(nodes, trees[0].size());
     const at::Tensor tokens = at::empty({static_cast<int64_t>(trees.size()), count}, ids().options()), parents = at::empty(tokens.sizes(), tokens.options());
     const at::Tensor probabilities = at::empty(tokens.sizes(), tokens.options().dtype(at::kFloat));
     for (size_t text = 0; text < trees.size(); ++text) {
       const int64_t at = static_cast<int64_t>(text) * count;
       trees[text].best(
-          count, numbers<int64_t>(ids()), written<int64_t>(tokens) + at, written<int64_t>(parents) + at,
+          count, outputs_of(texts, static_cast<int64_t>(text)), written<int64_t>(tokens) + at, written<int64_t>(parents) + at,
           written<float>(probabilities) + at);
     }
     return {tokens, parents, probabilities};
@@ -397,10 +456,15 @@ struct BlockDrafter : torch::CustomClassHolder {
     return settings;
   }
 
+  Texts checked(const at::Tensor& texts, const at::Tensor& rare) const {
+    TORCH_CHECK(texts.dim() == 2 && texts.size(0) == 5 && texts.size(1) > 0 && texts.is_contiguous(), "texts are [5, B]");
+    TORCH_CHECK(rare.dim() == 2 && rare.size(0) == texts.size(1) && rare.is_contiguous(), "rare tokens are [B, M]");
+    return Texts(texts, rare);
+  }
+
   void check(
-      const std::vector<at::Tensor>& caches, const at::Tensor& texts_tensor, const Texts& texts,
-      const std::vector<at::Tensor>& sampling, int64_t depth, int64_t breadth, int64_t nodes) const {
-    TORCH_CHECK(texts.count > 0 && texts_tensor.size(0) == 5 && texts_tensor.is_contiguous(), "texts are [5, B]");
+      const std::vector<at::Tensor>& caches, const Texts& texts, const std::vector<at::Tensor>& sampling, int64_t depth,
+      int64_t breadth, int64_t nodes) const {
     TORCH_CHECK(caches.size() == (has_entry() ? 3 : 2), "a drafter of ", has_entry() ? 3 : 2, " caches got ", caches.size());
     TORCH_CHECK(depth > 0 && depth <= block_ && nodes > 0, "trees of 1 to ", block_, " levels");
     TORCH_CHECK(breadth > 0 && std::max(breadth, growth::kCandidates) <= outputs_, "no more candidates than the head has outputs");
@@ -418,6 +482,9 @@ struct BlockDrafter : torch::CustomClassHolder {
       for (const int64_t token : {texts.roots[text], paired() ? texts.previous[text] : 0}) {
         TORCH_CHECK(token >= 0 && token < embedding().size(0), "no token ", token);
       }
+      for (int64_t i = 0; i < texts.rare_counts[text]; ++i) {
+        TORCH_CHECK(texts.rare[text][i] < embedding().size(0), "no token ", texts.rare[text][i]);
+      }
       TORCH_CHECK(
           texts.starts[text] >= 0 && texts.lengths[text] >= 0 && texts.lengths[text] + block_ <= tensors_[1].size(0) &&
               texts.lengths[text] + block_ <= caches[0].size(1) && texts.memory_ends[text] >= 0 &&
@@ -427,12 +494,15 @@ struct BlockDrafter : torch::CustomClassHolder {
   }
 
   static constexpr size_t kSecondLevel = 2 << 20;  // bytes of a cache in which what each level reads may stay
+  static constexpr float kNever = -1e30f;          // the logit of what stands for no token: sums of -inf would be no numbers
 
   std::vector<at::Tensor> tensors_;
   tiles::Layer sa_, ca_;
-  int64_t size_, block_, outputs_, step_, queries_, groups_, kv_heads_, head_dim_;
+  int64_t size_, block_, outputs_, step_, queries_, groups_, asked_, kv_heads_, head_dim_;
   double eps_;
   bool stays_near_;
+  std::mutex known_mutex_;
+  std::unordered_map<int64_t, Contribution<Number>> known_;
 };
 
 #else
@@ -443,7 +513,8 @@ struct BlockDrafter : torch::CustomClassHolder {
     TORCH_CHECK(false, "compiled by a compiler that does not know AVX512-BF16");
   }
   std::vector<at::Tensor> draft(
-      const std::vector<at::Tensor>&, const at::Tensor&, const std::vector<at::Tensor>&, int64_t, int64_t, int64_t, double, double) {
+      const std::vector<at::Tensor>&, const at::Tensor&, const at::Tensor&, const std::vector<at::Tensor>&, int64_t, int64_t, int64_t,
+      double, double) {
     return {};
   }
 };

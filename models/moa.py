@@ -33,8 +33,8 @@ class DraftActivations:
 class DraftingMoA(nn.Module):
     """What of a drafter drafts, given memory: SA, CA's queries, and what else it may have. Subclasses say which of it they hold.
 
-    ``draft_vocabulary`` [K] holds the only token ids that are proposed when drafting, None stands for all: a head over frequent
-    tokens costs a fraction of the target's. Training always sees the whole vocabulary.
+    ``draft_vocabulary`` [K] holds the token ids that are proposed when drafting, besides those of the text itself; None stands for
+    all: a head over frequent tokens costs a fraction of the target's. Training always sees the whole vocabulary.
     """
 
     config: MoAConfig

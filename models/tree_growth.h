@@ -18,7 +18,16 @@ constexpr float kPerLevel = 1e-3f;   // what a level costs besides, so that a no
 constexpr float kLeast = -64.0f;     // where log-probabilities end: sums of -inf would tie
 constexpr float kLog2E = 1.4426950408889634f;
 
-// A token's logit or log-probability; tokens are numbered as the head's outputs are.
+// The tokens that a text's outputs stand for: those of the draft vocabulary, and behind them its rare ones.
+struct Outputs {
+  const int64_t* ids;
+  int64_t count;
+  const int64_t* rare;
+
+  int64_t operator[](int64_t output) const { return output < count ? ids[output] : rare[output - count]; }
+};
+
+// A token's logit or log-probability; tokens are numbered as a text's outputs are.
 struct Likely {
   float score;
   int64_t output;
@@ -104,9 +113,9 @@ SIMD inline float log_sum(const float* logits, int64_t size, float most, float t
 }
 
 // A node's logits -> log-probabilities of its `count` likeliest tokens. Where tokens are sampled, the noise that the target's will
-// get at `position` is added, and the settings are applied as if the target agreed; `ids` are the tokens that outputs stand for.
+// get at `position` is added, and the settings are applied as if the target agreed; `tokens` are what outputs stand for.
 inline std::vector<Likely> candidates(
-    const float* logits, int64_t size, const int64_t* ids, const Sampling& sampling, int64_t position, float draft_temperature,
+    const float* logits, int64_t size, const Outputs& tokens, const Sampling& sampling, int64_t position, float draft_temperature,
     int64_t count) {
   std::vector<Likely> best = largest(logits, size, sampling.greedy ? count : std::max(count, kCandidates));
   if (sampling.greedy) {
@@ -128,7 +137,7 @@ inline std::vector<Likely> candidates(
     const float probability = std::exp(each.score - most) / total;
     if (before_it >= sampling.top_p || probability < sampling.min_p * first) break;  // so are all that follow
     before_it += probability;
-    each.score = (each.score + noise.of(ids[each.output])) / draft_temperature;
+    each.score = (each.score + noise.of(tokens[each.output])) / draft_temperature;
     highest = std::max(highest, each.score);
     ++allowed;
   }
@@ -179,7 +188,7 @@ class Tree {
 
   // The best `count` candidates as a tree: outputs, parents' rows (the root's is 0) and probabilities, best first. A node scores
   // less than its parent, so parents come before children.
-  void best(int64_t count, const int64_t* ids, int64_t* tokens, int64_t* parents, float* probabilities) const {
+  void best(int64_t count, const Outputs& outputs, int64_t* tokens, int64_t* parents, float* probabilities) const {
     std::vector<int64_t> order(proposed_.size() - 1), rows(proposed_.size(), 0);
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i) + 1;
     std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int64_t a, int64_t b) {
@@ -188,7 +197,7 @@ class Tree {
     for (int64_t row = 0; row < count; ++row) {
       const Proposed& node = proposed_[order[row]];
       rows[order[row]] = row + 1;
-      tokens[row] = ids[node.output];
+      tokens[row] = outputs[node.output];
       parents[row] = rows[node.parent];
       probabilities[row] = std::exp(node.score);
     }

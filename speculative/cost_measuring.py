@@ -38,6 +38,9 @@ _LONG_PROMPT_NODES = 4
 _LONG_PROMPT_SECONDS = 0.5
 """What reading long prompts may take: of large models the lengths of texts are left to the pace that steps have."""
 
+_WORDS = 32
+"""Different tokens of which the made-up texts consist."""
+
 _LEVELS = 3
 _REPEATS = 5
 _FEW = 2
@@ -220,7 +223,9 @@ def _fill(engine: Engine, size: int, length: int) -> None:
 
 
 def _begin(engine: Engine, length: int, max_tokens: int | None = None) -> None:
-    prompt = torch.randint(engine.info.vocab_size, (length,), generator=_RANDOM).tolist()
+    # Of few tokens, as texts repeat themselves: what a drafter works out once for each must not look like what drafts cost.
+    words = torch.randint(engine.info.vocab_size, (_WORDS,), generator=torch.Generator().manual_seed(0))
+    prompt = words[torch.randint(_WORDS, (length,), generator=_RANDOM)].tolist()
     sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens)
     engine.add(Request(f"cost-{next(_NUMBERS)}", tuple(prompt), sampling))
 

@@ -53,6 +53,7 @@ class ReplayedTrees:
         self,
         windows: list[Tensor],
         texts: Tensor,
+        rare: Tensor,
         sampling: list[Tensor],
         depth: int,
         breadth: int,
@@ -66,15 +67,17 @@ class ReplayedTrees:
         size = rounded(batch, cache.num_slots)
         span = recorded_span(cache, int(texts[2].max()))
         shape = DraftShape(depth, breadth, nodes, temperature=temperature)
-        inputs = [torch.tensor([min_reach]), padded(texts.T, size), *(padded(each, size) for each in sampling)]
+        inputs = [torch.tensor([min_reach]), *(padded(each, size) for each in (texts.T, rare, *sampling))]
         kind = (size, span, bool(sampling), shape)
         trees = self._replayed(kind, lambda inputs: self._run(inputs, span, shape), inputs, self._drafter.device)
         return [each[:batch] for each in trees]
 
     def _run(self, inputs: list[Tensor], span: int, shape: DraftShape) -> list[Tensor]:
-        least_reach, texts, *settings = inputs
+        least_reach, texts, rare, *settings = inputs
         roots, starts, lengths, memory_ends, previous = texts.unbind(1)
-        text, drafter = Text(starts, lengths, memory_ends, counting(span, texts.device), previous), self._drafter
+        columns = counting(span, texts.device)
+        text = Text(starts, lengths, memory_ends, columns, previous, rare if rare.shape[1] else None)
+        drafter = self._drafter
         frontier = drafter.first_frontier(roots.unsqueeze(1), text)
         sampling = Sampling(*settings) if settings else None
         return list(drafter.drafted(frontier, text, sampling, shape, self._target_cache, least_reach))

@@ -133,7 +133,7 @@ def train_command(
     draft_vocabulary: Annotated[
         int | None,
         typer.Option(
-            help="Let the drafter propose only this many tokens, those that the responses use most: cheaper levels. (default: all)",
+            help="Draft only so many tokens, those that responses use most, and those a text has: cheaper levels. (default: all)",
             rich_help_panel=SIZES,
         ),
     ] = None,

@@ -147,7 +147,7 @@ class EagleOnEdge(_OnEdge):
         """The head too, which here is nobody else's."""
         super().pack()
         if self.inner.eagle.draft_vocabulary is None:
-            self.inner.head.pack()
+            self.inner.head.frequent.pack()
 
     def extend(self, received: ReceivedMemory) -> None:
         """Keep them, and the layer's keys and values; nothing is known before the first of a window."""

@@ -10,6 +10,7 @@ from models.eagle import Eagle
 from models.kv_cache import KVCache
 from models.loader import optimize_for_inference
 from speculative.drafters.base import TargetEnds, VerifiedTokens
+from speculative.drafters.draft_head import DraftHead
 from speculative.drafters.growth import Candidates, Frontier, Level, expand
 from speculative.drafters.tree_drafter import TreeDrafter, frontier_plan, root_mask
 from speculative.policy import DraftShape
@@ -30,21 +31,21 @@ class EagleDrafter(TreeDrafter):
     ) -> None:
         config, device = eagle.config, target.device
         self.eagle, self.target, self.taps = eagle, target, config.taps
-        self.head = target.head_over(eagle.draft_vocabulary)
+        self.head = DraftHead(target, eagle.draft_vocabulary)
         self.dtype = eagle.layer.qkv.weight.dtype
         self.scratch = 1 + shape.depth * shape.breadth
         heads, head_dim = config.num_kv_heads, config.target.head_dim
         self.cache = KVCache(1, num_slots, self.scratch, length, heads, head_dim, dtype=self.dtype, device=device)
         self.features = KVCache(1, num_slots, 0, length, 1, config.target.hidden_size // 2, dtype=self.dtype, device=device)
         eagle.rotary.reserve(length + self.scratch, eagle.layer.qkv.weight)
-        super().__init__(device, [self.cache, self.features])
+        super().__init__(device, [self.cache, self.features], eagle.draft_vocabulary)
         self.window = self.sent_window = window
 
     def pack(self) -> None:
         """Prepare the network's weights for inference."""
         optimize_for_inference(self.eagle)
-        if self.eagle.draft_vocabulary is not None:  # else it is the target's, and packed with that
-            self.head.pack()
+        if not self.head.is_targets:  # which is packed with the target
+            self.head.frequent.pack()
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """The layer's keys and values of verified tokens, from true features."""
@@ -78,7 +79,7 @@ class EagleDrafter(TreeDrafter):
         inputs = eagle.inputs(self._embed(frontier.tokens.flatten()), parents.flatten(0, 1))
         attend = cached_attention(self.cache, 0, plan, eagle.layer.num_heads)
         features = eagle.layer(inputs, eagle.rotary(plan.positions), attend)
-        logits = self.head(eagle.entering(features).to(self.head.weight.dtype)).float().unflatten(0, frontier.tokens.shape)
+        logits = self.head(eagle.entering(features).unflatten(0, frontier.tokens.shape), level.text.rare)
         handed_on = torch.cat((mask, features.unflatten(0, frontier.tokens.shape)), dim=-1)
         return None, *expand(level, logits, eagle.draft_vocabulary, breadth, handed_on, masked=True)
 

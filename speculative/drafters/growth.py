@@ -58,7 +58,8 @@ class Text(NamedTuple):
     """What drafts follow: where texts end (``lengths`` [B]) and from where on a drafter reads them (``starts`` [B]).
 
     What comes of the target, memory, is there up to ``memory_ends`` [B]: less far only where the target is elsewhere.
-    ``columns`` [S] are the positions 0, 1, … to look at, ``previous`` [B] the tokens before the roots.
+    ``columns`` [S] are the positions 0, 1, … to look at, ``previous`` [B] the tokens before the roots. ``rare`` [B, M], where there
+    is a draft vocabulary, are tokens of the texts that it lacks, −1 behind those of texts with fewer.
     """
 
     starts: Tensor
@@ -66,6 +67,11 @@ class Text(NamedTuple):
     memory_ends: Tensor
     columns: Tensor
     previous: Tensor
+    rare: Tensor | None = None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that there are."""
+        return tuple(each for each in self if each is not None)
 
 
 class Sampling(NamedTuple):
@@ -108,17 +114,29 @@ def frontier_previous(level: Level) -> Tensor:
 
 
 def candidates(level: Level, logits: Tensor, draft_vocabulary: Tensor | None, breadth: int) -> tuple[Tensor, Tensor]:
-    """The frontier's logits [B, w, V] -> log-probabilities and token ids of each node's ``breadth`` likeliest [B, w, breadth].
+    """The frontier's logits [B, w, K + M] -> log-probabilities and token ids of each node's ``breadth`` likeliest [B, w, breadth].
 
-    ``draft_vocabulary`` [V] are the ids that logits stand for, None if they are their own.
+    ``draft_vocabulary`` [K] are the ids that logits stand for, None if they are their own; the others stand for rare tokens.
     """
     text, temperature, sampling = level.text, level.temperature, level.sampling
-    best, ids = top_tokens(logits, breadth if sampling is None else max(breadth, CANDIDATES))
-    if draft_vocabulary is not None:
-        ids = draft_vocabulary[ids]
+    best, outputs = top_tokens(logits, breadth if sampling is None else max(breadth, CANDIDATES))
+    ids = _tokens(outputs, draft_vocabulary, text.rare)
     if sampling is None:
         return best / temperature - (logits / temperature).logsumexp(-1, keepdim=True), ids
     return perturb(best, ids, text.lengths + level.place.depth + 1, sampling, temperature, breadth)
+
+
+def _tokens(outputs: Tensor, draft_vocabulary: Tensor | None, rare: Tensor | None) -> Tensor:
+    """The ids [B, w, k] of the tokens that outputs of a ``DraftHead`` stand for."""
+    if draft_vocabulary is None:
+        return outputs
+    count = draft_vocabulary.shape[0]
+    ids = draft_vocabulary[outputs.clamp(max=count - 1)]
+    if rare is None:
+        return ids
+    # Where logits are not numbers, what is chosen may be no token: any will do.
+    rarely = rare.clamp(min=0).gather(1, (outputs - count).clamp(min=0).flatten(1)).view_as(outputs)
+    return torch.where(outputs < count, ids, rarely)
 
 
 def perturb(
@@ -165,7 +183,7 @@ def grow(
 def expand(
     level: Level, logits: Tensor, draft_vocabulary: Tensor | None, breadth: int, inherited: Tensor, *, masked: bool
 ) -> tuple[Candidates, Frontier, Tensor]:
-    """The frontier's logits [B, w, V] -> as ``grow``; its children inherit ``inherited`` [B, w, …] of their parents.
+    """The frontier's logits [B, w, K + M] -> as ``grow``; its children inherit ``inherited`` [B, w, …] of their parents.
 
     Where that begins with a mask of scratch rows (``masked``), each of them sees its own row too.
     """

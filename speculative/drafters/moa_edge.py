@@ -67,7 +67,7 @@ class EdgeDrafter(MoATreeDrafter):
     def pack(self) -> None:
         """Prepare the weights for inference, the LM head's included."""
         optimize_for_inference(self.network.moa)
-        self.network.head.pack()
+        self.network.head.frequent.pack()
 
     def extend(self, received: ReceivedMemory) -> None:
         """Keep what the server tells, and SA's keys and values of the same tokens; raises ValueError where something is missing."""
@@ -94,6 +94,7 @@ class EdgeDrafter(MoATreeDrafter):
 
     def forget(self, sequence: Sequence) -> None:
         """What was foreseen in its slot is nobody's any more."""
+        super().forget(sequence)
         self._memory_ends[sequence.slot] = _EVERYWHERE
 
     def memory_ends(self, lengths: Tensor) -> Tensor:
@@ -101,20 +102,21 @@ class EdgeDrafter(MoATreeDrafter):
         return torch.minimum(lengths, self._memory_ends[: len(lengths)])
 
     def logits(self, sequence: Sequence) -> Tensor:
-        """What would come next in slot 0's text if the drafter were the model: logits [V], −inf for what is never drafted."""
+        """What would come next in slot 0's text if the drafter were the model: logits [V], −inf for what is not drafted."""
         network, text = self.network, self.text([sequence])
         frontier = self.roots([sequence], text)
         root = Candidates(frontier.scores, frontier.tokens, frontier.numbers)
         level = Level(frontier, root, text, place(0, 0, self.device), number(1.0, self.device), None)
         if network.moa.block is None:
-            entering = network.feature(level, self.caches)
+            entering = network.feature(level, self.caches).unsqueeze(1)
         else:
-            entering = network.opening(level, network.block(frontier.tokens, text, self.caches), self.caches)[:, 0]
-        logits: Tensor = network.head(entering.to(network.head.dtype)).float()[0]
-        if network.moa.draft_vocabulary is None:
+            entering = network.opening(level, network.block(frontier.tokens, text, self.caches), self.caches)
+        logits: Tensor = network.head(entering, text.rare)[0, 0]
+        if network.moa.draft_vocabulary is None or text.rare is None:
             return logits
+        ids = torch.cat((network.moa.draft_vocabulary, text.rare[0]))
         vocabulary = logits.new_full((network.target.config.vocab_size,), float("-inf"))
-        return vocabulary.index_copy_(0, network.moa.draft_vocabulary, logits)
+        return vocabulary.index_copy_(0, ids[ids >= 0], logits[ids >= 0])
 
 
 class NewestMemory(KVCache):

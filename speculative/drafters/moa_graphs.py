@@ -16,12 +16,13 @@ from speculative.drafters.growth import Candidates, Frontier, Level, Place, Samp
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_network import DraftCaches, DraftNetwork, MoANetwork
 from speculative.drafters.moa_trees import MoATreeDrafter
+from speculative.drafters.rare import MOST_RARE
 
 Layers = list[Tensor]
 """A ``KVCache.window``."""
 
 Tensors = tuple[Tensor, ...]
-"""A Frontier, Candidates, Text, Place or Sampling as a plain tuple: packages cannot hold the names of ours."""
+"""A Frontier, Candidates, Text (what there is of it), Place or Sampling as a plain tuple: packages cannot hold names of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,21 +166,24 @@ def drafting_graphs(drafter: MoATreeDrafter) -> list[Graph]:
     frontier = Frontier(integers, torch.zeros(batch, width), integers.clone(), inherited)
     numbered = torch.zeros(batch, candidates, dtype=torch.long)
     grown = Candidates(torch.randn(batch, candidates), numbered, numbered.clone())
-    text = Text(torch.tensor([0, 2]), torch.tensor([7, 9]), torch.tensor([7, 9]), torch.arange(span), torch.tensor([3, 5]))
+    rare = () if network.moa.draft_vocabulary is None else (torch.zeros(batch, MOST_RARE, dtype=torch.long),)
+    ends = torch.tensor([0, 2]), torch.tensor([7, 9]), torch.tensor([7, 9])
+    text = Text(*ends, torch.arange(span), torch.tensor([3, 5]), *rare)
     place = Place(torch.tensor([1]), torch.tensor([1]))
     ones, temperature = torch.ones(batch), torch.ones(1)
     sampling = Sampling(text.lengths.clone(), ones == 1, ones, text.lengths.clone(), ones.clone(), ones.clone())
-    batched, each, text_sizes = {0: DYNAMIC}, {0: DYNAMIC, 1: DYNAMIC}, ({0: DYNAMIC},) * len(text)
+    batched, each, text_sizes = {0: DYNAMIC}, {0: DYNAMIC, 1: DYNAMIC}, ({0: DYNAMIC},) * len(text.tensors())
     windows, cache_sizes = _example_windows(drafter)
     settings = f"{caches} breadth {drafter.breadth}"
 
     def level(name: str, sampling: Tensors) -> Graph:
         known: Tensors = ()
         if block is not None:
-            known = (torch.zeros(batch, block.size, hidden_size + 2 * block.intermediate_size, dtype=dtype),)
+            rows = block.size + (MOST_RARE if rare else 0)
+            known = (torch.zeros(batch, rows, hidden_size + 2 * block.intermediate_size, dtype=dtype),)
         read = block is None or network.moa.config.copies
         inputs = (
-            *(tuple(frontier), tuple(grown), tuple(text), tuple(place), temperature, tuple(sampling), known),
+            *(tuple(frontier), tuple(grown), text.tensors(), tuple(place), temperature, tuple(sampling), known),
             windows if read else (),
         )
         sizes = (
@@ -202,7 +206,7 @@ def drafting_graphs(drafter: MoATreeDrafter) -> list[Graph]:
     if block is not None:
         roots = tuple(each[:, :1].clone() for each in frontier)
         root = tuple(each[:, :1].clone() for each in grown)
-        inputs = (roots, root, tuple(text), tuple(place), temperature, windows)
+        inputs = (roots, root, text.tensors(), tuple(place), temperature, windows)
         sizes = ((batched,) * len(roots), (batched,) * len(root), text_sizes, (None,) * len(place), None, cache_sizes)
         graphs.append(Graph("block", _Block(network, caches, drafter.breadth), inputs, sizes, settings))
     return graphs

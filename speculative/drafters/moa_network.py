@@ -15,6 +15,7 @@ from models.attention import AttentionPlan, additive, cached_attention
 from models.kv_cache import KVCache, KVWindow
 from models.moa import DraftingMoA, MoA
 from speculative.drafters.base import TargetEnds
+from speculative.drafters.draft_head import DraftHead
 from speculative.drafters.growth import Candidates, Frontier, Level, Text, expand, frontier_previous
 
 DraftCaches = Sequence[KVCache | KVWindow]
@@ -27,7 +28,7 @@ class DraftNetwork(nn.Module):
     def __init__(self, moa: DraftingMoA, target: TargetEnds) -> None:
         super().__init__()
         self.moa, self.target = moa, target
-        self.head = target.head_over(moa.draft_vocabulary)
+        self.head = DraftHead(target, moa.draft_vocabulary)
         self.dtype = moa.sa.qkv.dtype
         self.known_tokens: Tensor | None
         self.known_index: Tensor | None
@@ -49,7 +50,7 @@ class DraftNetwork(nn.Module):
     def _known(self) -> tuple[Tensor | None, Tensor | None]:
         """What each token of the draft vocabulary contributes to a block's step [K, 2I], and their numbers by token id [V].
 
-        Only such tokens are ever drafted; computed once, they save a level a third of its weights.
+        Computed once, they save a level a third of its weights. What rare tokens contribute ``block`` tells.
         """
         block, vocabulary = self.moa.block, self.moa.draft_vocabulary
         if block is None or vocabulary is None:
@@ -61,7 +62,8 @@ class DraftNetwork(nn.Module):
     def block(self, roots: Tensor, text: Text, caches: DraftCaches) -> Tensor:
         """SA and CA on the roots [B, 1] and the stand-ins that follow.
 
-        Features [B, size, E], and beside them what their positions contribute: [B, size, E + 2I].
+        Features [B, size, E], and beside them what their positions contribute: [B, size, E + 2I]. In rows behind them stands what
+        rare tokens contribute, beside nothing: [B, size + M, E + 2I].
         """
         block, batch = self.moa.block, roots.shape[0]
         assert block is not None
@@ -72,7 +74,11 @@ class DraftNetwork(nn.Module):
         depths = torch.arange(block.size, device=roots.device)
         seen = additive(depths <= depths.unsqueeze(1), self.dtype).expand(batch, -1, -1)
         features = self._attend(inputs.flatten(0, 1), before, seen, depths, depths[:1], text, caches)
-        return torch.cat((features, block.of_positions(features)), dim=-1).view(batch, block.size, -1)
+        known = torch.cat((features, block.of_positions(features)), dim=-1).view(batch, block.size, -1)
+        if text.rare is None:
+            return known
+        rare = block.of_tokens(self._embed(text.rare.clamp(min=0)))
+        return torch.cat((known, F.pad(rare, (features.shape[-1], 0))), dim=1)
 
     def opening(self, level: Level, known: Tensor, caches: DraftCaches) -> Tensor:
         """The roots' states [B, 1, E], as ``states``."""
@@ -85,13 +91,23 @@ class DraftNetwork(nn.Module):
         width = frontier.tokens.shape[1]
         size = frontier.inherited.shape[-1]
         here, positions = known.index_select(1, depth).expand(-1, width, -1).split((size, 2 * block.intermediate_size), dim=-1)
-        if self.known_tokens is not None and self.known_index is not None:
-            tokens = self.known_tokens[self.known_index[frontier.tokens]]
-        else:
-            tokens = block.of_tokens(self._embed(frontier.tokens))
+        tokens = self._contributed(level, known[:, block.size :, size:])
         joined = self._with_copied(here, level, caches)
         # A root may be any token, and has no parent.
         return torch.where(depth == 0, joined, block.step(frontier.inherited, tokens + positions, joined))
+
+    def _contributed(self, level: Level, by_rare: Tensor) -> Tensor:
+        """What the frontier's tokens contribute to a step [B, w, 2I], where rare ones contribute ``by_rare`` [B, M, 2I]."""
+        block, tokens, rare = self.moa.block, level.frontier.tokens, level.text.rare
+        assert block is not None
+        if self.known_tokens is None or self.known_index is None:
+            return block.of_tokens(self._embed(tokens))
+        known = self.known_tokens[self.known_index[tokens]]
+        if rare is None:
+            return known
+        are = tokens.unsqueeze(-1) == rare.unsqueeze(1)
+        place = are.int().argmax(dim=-1, keepdim=True)
+        return torch.where(are.any(dim=-1, keepdim=True), by_rare.gather(1, place.expand(-1, -1, by_rare.shape[-1])), known)
 
     def _with_copied(self, features: Tensor, level: Level, caches: DraftCaches) -> Tensor:
         """A block's features [B, w, E] at the frontier's nodes, and what these find in memory where levels copy."""
@@ -155,9 +171,7 @@ class DraftNetwork(nn.Module):
 
     def expand(self, level: Level, entering: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
         """What enters the head [B, w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
-        # Rows in line: compiled, a product of three dimensions is one for each sequence.
-        logits = self.head(entering.flatten(0, 1).to(self.head.dtype)).float().unflatten(0, entering.shape[:2])
-        moa = self.moa
+        logits, moa = self.head(entering, level.text.rare), self.moa
         inherited = level.frontier.inherited if moa.block is None else entering
         return expand(level, logits, moa.draft_vocabulary, breadth, inherited, masked=moa.block is None)
 

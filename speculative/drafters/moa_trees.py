@@ -48,7 +48,7 @@ class MoATreeDrafter(TreeDrafter):
         sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
         ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
         moa.rotary.reserve(length + self.scratch, moa.sa.input_norm.weight)
-        super().__init__(device, [sa_cache, ca_cache, *(() if memories is None else (memories,))])
+        super().__init__(device, [sa_cache, ca_cache, *(() if memories is None else (memories,))], moa.draft_vocabulary)
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """In a block no state; else the mask of the scratch row that is the root's own."""
@@ -74,7 +74,9 @@ class MoATreeDrafter(TreeDrafter):
         roots = level.frontier.tokens
         if graph := self.compiled.get("block"):
             # It comes with a greedy level of the drafter's own breadth.
-            out = graph([*level.frontier, *level.grown, *level.text, *level.place, level.temperature, *self.windows(len(roots))])
+            out = graph(
+                [*level.frontier, *level.grown, *level.text.tensors(), *level.place, level.temperature, *self.windows(len(roots))]
+            )
             if level.sampling is None and breadth == self.breadth:
                 return out[0], Candidates(*out[1:4]), Frontier(*out[4:8]), out[8]
             known = out[0]
@@ -92,7 +94,16 @@ class MoATreeDrafter(TreeDrafter):
         if graph is not None:
             windows = self.windows(len(grown.tokens)) if known is None or self.network.moa.config.copies else []
             out = graph(
-                [*frontier, *grown, *text, *place, temperature, *(sampling or ()), *([] if known is None else [known]), *windows]
+                [
+                    *frontier,
+                    *grown,
+                    *text.tensors(),
+                    *place,
+                    temperature,
+                    *(sampling or ()),
+                    *([] if known is None else [known]),
+                    *windows,
+                ]
             )
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
         if known is not None:

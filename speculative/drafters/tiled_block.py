@@ -29,8 +29,8 @@ def suits(network: DraftNetwork, breadth: int) -> bool:
     kv_heads = {moa.config.sa_num_kv_heads, moa.config.ca_num_kv_heads}
     return (
         len(kv_heads) == 1
-        and all(linear.bias is None and tiled_linear.suits(linear.weight) for linear in (*products, network.head))
-        and max(breadth, CANDIDATES) <= network.head.weight.shape[0]
+        and all(linear.bias is None and tiled_linear.suits(linear.weight) for linear in (*products, network.head.frequent))
+        and max(breadth, CANDIDATES) <= network.head.frequent.weight.shape[0]
     )
 
 
@@ -44,16 +44,13 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
     moa.rotary.reserve(length + block.size, moa.sa.input_norm.weight)
     cos, sin = moa.rotary(torch.arange(length + block.size))
     ids = torch.arange(config.vocab_size) if moa.draft_vocabulary is None else moa.draft_vocabulary
-    contributed = network.known_tokens
-    if contributed is None:
-        contributed = block.of_tokens(target.embed(ids).to(network.dtype))
     tensors = [
         target.embeddings,
         cos[:, 0, 0],
         sin[:, 0, 1],
-        tiled_linear.tiled(network.head.weight),
+        tiled_linear.tiled(network.head.frequent.weight),
         ids,
-        in_turns(contributed.t()).t(),
+        network.head.whole.weight,
         block.stand_ins,
         block.state_norm.weight,
         tiled_linear.tiled(in_turns(block.from_state.weight)),
@@ -62,30 +59,27 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
         tiled_linear.tiled(block.down.weight),
         *layer_tensors(moa.sa),
         *_asking(moa.ca),
+        block.token_norm.weight,
+        tiled_linear.tiled(in_turns(block.from_token.weight)),
     ]
     if moa.entry is not None:
         tensors += [moa.entry.token_norm.weight, tiled_linear.tiled(moa.entry.from_token.weight)]
     if moa.entry is not None and moa.entry.from_previous is not None and block.copying is not None:
-        tensors += [
-            tiled_linear.tiled(moa.entry.from_previous.weight),
-            *_copying(block.copying, target.embed(ids).to(network.dtype)),
-        ]
-    dense = [tensor.detach().contiguous() for tensor in tensors]
+        tensors += [tiled_linear.tiled(moa.entry.from_previous.weight), *_copying(block.copying)]
+    made: dict[Tensor, Tensor] = {}  # of a weight that stands in two places one copy, if any
+    dense = [made.setdefault(tensor, tensor.detach().contiguous()) for tensor in tensors]
     # SA up to its queries, the entry, what is left of SA, CA, the features' part in steps; then what each level reads.
-    entry, copying = range(24, min(len(dense), 27)), range(30, len(dense))
+    entry, copying = range(26, min(len(dense), 29)), range(32, len(dense))
     tiled_linear.put_in_order(dense, (12, 13, *entry, *range(14, 24), 9, 10, 7, 8, 11, *copying, 3))
     sizes = moa.config.sa_num_kv_heads, config.head_dim, config.rms_norm_eps
     drafts: DraftTrees = operator_class("BlockDrafter", network.dtype)(dense, *sizes).draft
     return drafts
 
 
-def _copying(head: CopyingHead, embeddings: Tensor) -> list[Tensor]:
-    """What copying reads: what the draft vocabulary's ``embeddings`` [K, E] contribute to queries, and its weights."""
-    normed = head.token_norm(embeddings)
+def _copying(head: CopyingHead) -> list[Tensor]:
+    """What copying reads, filled up to whole panels."""
     missing = -head.output.weight.shape[1] % tiled_linear.PANEL
     return [
-        head.from_token(normed),
-        head.from_previous(normed),
         head.token_norm.weight,
         tiled_linear.tiled(F.pad(head.from_token.weight, (0, 0, 0, missing))),
         tiled_linear.tiled(F.pad(head.from_previous.weight, (0, 0, 0, missing))),

@@ -16,13 +16,15 @@ from models.llama import CompiledGraph
 from models.plans import counting, span_of
 from speculative.drafters.base import window_start
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
+from speculative.drafters.rare import RareTokens
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
-DraftTrees = Callable[[list[Tensor], Tensor, list[Tensor], int, int, int, float, float], Many[Tensor]]
-"""Caches' windows, texts [5, B] (roots, starts, lengths, memory's ends, tokens before the roots), sampling settings or none, depth,
-breadth, nodes, least reach and temperature (as in DraftShape) -> tokens, parents and probabilities [B, N] as in DraftTree."""
+DraftTrees = Callable[[list[Tensor], Tensor, Tensor, list[Tensor], int, int, int, float, float], Many[Tensor]]
+"""Caches' windows, texts [5, B] (roots, starts, lengths, memory's ends, tokens before the roots), their rare tokens [B, M] (M is 0
+without a draft vocabulary), sampling settings or none, depth, breadth, nodes, least reach and temperature (as in DraftShape) ->
+tokens, parents and probabilities [B, N] as in DraftTree."""
 
 _HOPELESS = 2000.0
 """What makes a node less likely than any that is drafted, and still leaves float32 a node and its parent apart."""
@@ -31,17 +33,18 @@ _HOPELESS = 2000.0
 class TreeDrafter(ABC):
     """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
 
-    How it learns of verified tokens is each drafter's own. ``compiled`` holds graphs that replace parts of the network, by name:
-    see ``moa_graphs``. ``trees``, where there is one, drafts whole trees in one call. It ``narrows`` where trees that
-    are smaller than was announced cost less: some graphs have their breadth built in, others are recorded anew for every shape.
+    How it learns of verified tokens is each drafter's own. Besides the tokens of ``vocabulary`` (None: all) it drafts rare ones of
+    texts. ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``. ``trees``, where there is
+    one, drafts whole trees in one call. It ``narrows`` where trees that are smaller than was announced cost less: some graphs have
+    their breadth built in, others are recorded anew for every shape.
     """
 
     name: str
     taps: tuple[int, ...] = ()
     window: int | None = None
 
-    def __init__(self, device: torch.device, caches: Many[KVCache]) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, caches: Many[KVCache], vocabulary: Tensor | None = None) -> None:
+        self.device, self._rare = device, None if vocabulary is None else RareTokens(vocabulary)
         self.caches: Many[KVCache] = caches
         self.compiled: dict[str, CompiledGraph] = {}
         self.trees: DraftTrees | None = None
@@ -53,8 +56,9 @@ class TreeDrafter(ABC):
         return bool(self.compiled) or self.trees is not None
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing to do: what the slot holds will be written anew before it is read."""
-        return None
+        """Of its text; what the slot holds will be written anew before it is read."""
+        if self._rare is not None:
+            self._rare.forget(sequence)
 
     def target_scratch_rows(self, shape: DraftShape) -> int:
         """None."""
@@ -93,7 +97,8 @@ class TreeDrafter(ABC):
         texts = torch.tensor([[each.tokens[-1] for each in sequences], starts, lengths, lengths, previous])
         texts[3] = self.memory_ends(texts[2])
         limits = (shape.depth, shape.breadth, shape.nodes, shape.min_reach, shape.temperature)
-        return tree_of(self.trees(self.windows(len(sequences)), texts, list(sampling or ()), *limits), sequences, shape)
+        rare = torch.empty(len(sequences), 0, dtype=torch.long) if self._rare is None else self._rare.of(sequences)
+        return tree_of(self.trees(self.windows(len(sequences)), texts, rare, list(sampling or ()), *limits), sequences, shape)
 
     def drafted(
         self,
@@ -138,7 +143,9 @@ class TreeDrafter(ABC):
         # One tensor for all: making one costs more than its few numbers.
         told = [(window_start(each, self.window), each.num_computed, each.token_before(each.num_computed)) for each in sequences]
         starts, lengths, previous = torch.tensor(told, device=self.device).T.contiguous().unbind()
-        return Text(starts, lengths, self.memory_ends(lengths), counting(span_of(self.caches[0], longest), self.device), previous)
+        columns = counting(span_of(self.caches[0], longest), self.device)
+        rare = None if self._rare is None else self._rare.of(sequences).to(self.device)
+        return Text(starts, lengths, self.memory_ends(lengths), columns, previous, rare)
 
     def memory_ends(self, lengths: Tensor) -> Tensor:
         """As in Text, for texts of ``lengths`` [B]: beside its target a drafter knows all."""

@@ -60,7 +60,10 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[("graphs", "ablation"), ("graphs", "paired block"), ("operators", "entry and block"), ("operators", "paired block")],
+    params=[
+        *(("graphs", "ablation"), ("graphs", "paired block and vocabulary")),
+        *(("operators", "entry and block"), ("operators", "paired block and vocabulary")),
+    ],
     ids=" of ".join,
 )
 def engines(

@@ -206,11 +206,15 @@ def test_what_does_not_belong_together_is_refused(drafters: tuple[MoADrafter, Mo
     drafter = drafters[0]
     trees, windows = drafter.trees, [cache.window(0, 1)[0] for cache in drafter.caches]
     assert trees is not None
+    text, no_rare = torch.tensor([[5], [0], [9], [9], [3]]), torch.empty(1, 0, dtype=torch.long)
     for texts, said in [([[160], [0], [9], [9], [3]], "no token 160"), ([[5], [0], [LENGTH + 1], [9], [3]], "ends lie outside")]:
         with pytest.raises(RuntimeError, match=said):
-            trees(windows, torch.tensor(texts), [], SIZE, 4, 12, 0.0, 1.0)
+            trees(windows, torch.tensor(texts), no_rare, [], SIZE, 4, 12, 0.0, 1.0)
+    for rare, said in [([[7, 160, -1]], "no token 160"), ([[7], [8]], r"rare tokens are \[B, M\]")]:
+        with pytest.raises(RuntimeError, match=said):
+            trees(windows, text, torch.tensor(rare), [], SIZE, 4, 12, 0.0, 1.0)
     with pytest.raises(RuntimeError, match="trees of 1 to 6 levels"):
-        trees(windows, torch.tensor([[5], [0], [9], [9], [3]]), [], SIZE + 1, 4, 12, 0.0, 1.0)
+        trees(windows, text, no_rare, [], SIZE + 1, 4, 12, 0.0, 1.0)
     tokens = verified(2)
     tokens.slots.fill_(9)
     with pytest.raises(RuntimeError, match="no slot 9"):

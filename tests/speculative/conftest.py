@@ -47,13 +47,21 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def random_moa(folder: Path = N0 / "target", **sizes: int) -> MoA:
-    """An untrained MoA drafter for a target, or N0's, with MoAConfig's ``sizes``, all of its parts at work."""
+VOCABULARY = torch.arange(0, 150, 3)
+"""A third of N0's tokens, for drafters that propose few besides the texts' own."""
+
+
+def random_moa(folder: Path = N0 / "target", *, trimmed: bool = False, **sizes: int) -> MoA:
+    """An untrained MoA drafter for a target, or N0's, with MoAConfig's ``sizes``, all of its parts at work.
+
+    ``trimmed``: it has a draft vocabulary.
+    """
     torch.manual_seed(0)
     target = load_target(folder, dtype=torch.float32)[0]
     moa = MoA(MoAConfig.from_target(target.config, **sizes)).requires_grad_(False)
     for weight in (moa.block.down.weight, moa.block.stand_ins) if moa.block is not None else ():
         torch.nn.init.normal_(weight, std=0.5)
+    moa.draft_vocabulary = VOCABULARY if trimmed else None
     return moa
 
 
@@ -63,11 +71,13 @@ MOA_KINDS: dict[str, dict[str, int]] = {
     "entry and block": {"has_entry": True, "draft_block_size": 8},
     "paired": {"has_entry": True, "paired": True},
     "paired block": {"has_entry": True, "paired": True, "draft_block_size": 8},
+    "vocabulary": {"trimmed": True},
+    "paired block and vocabulary": {"has_entry": True, "paired": True, "draft_block_size": 8, "trimmed": True},
     "ablation": {"reads_all_layers": False, "attends_to_all_memory": False},
 }
 """MoA drafters that are not the paper's."""
 
-DRAFTERS = ("ngram", "moa", *MOA_KINDS, "eagle2", "eagle3", "independent")
+DRAFTERS = ("ngram", "moa", *MOA_KINDS, "eagle2", "eagle2 and vocabulary", "eagle3", "independent")
 """All kinds there are for N0's target: a new one joins every test of losslessness by its name here."""
 
 
@@ -84,6 +94,9 @@ def drafter_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
     folder = tmp_path_factory.mktemp("drafters")
     for generation in (2, 3):
         save_eagle(random_eagle(generation), folder / f"eagle{generation}", dtype=torch.float32)
+    trimmed = random_eagle(2)
+    trimmed.draft_vocabulary = VOCABULARY
+    save_eagle(trimmed, folder / "eagle2 and vocabulary", dtype=torch.float32)
     for name, sizes in MOA_KINDS.items():
         save_drafter(random_moa(**sizes), folder / name, dtype=torch.float32)
     target = load_target(N0 / "target", dtype=torch.float32)[0]

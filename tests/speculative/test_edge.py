@@ -48,20 +48,15 @@ from tests.speculative.edge import Beside, put_beside
 from tests.speculative.edge_client.test_connection import hear, tell
 from training.masks import cross_attention_mask, self_attention_mask
 
-KINDS = ("moa", *MOA_KINDS, "vocabulary", "entry, block and vocabulary")
+KINDS = ("moa", *MOA_KINDS)
 Play = Callable[[ServerConnection, f.Welcome], Awaitable[None]]
 PROMPTS = [[5, 9, 23, 41, 7, 9, 23], [11] * 30, [3, 77, 150], [60, 61, 62, 63, 64], list(range(20, 45)), [8, 8]]
 
 
 @pytest.fixture(scope="module")
-def drafters(drafter_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def drafters(drafter_folders: dict[str, Path]) -> dict[str, Path]:
     """Those that can be exported, by kind."""
-    folder = tmp_path_factory.mktemp("vocabularies")
-    for name, sizes in (("vocabulary", {}), ("entry, block and vocabulary", MOA_KINDS["entry and block"])):
-        moa = random_moa(**sizes)
-        moa.draft_vocabulary = torch.arange(3, 153, 3)
-        save_drafter(moa, folder / name, dtype=torch.float32)
-    return drafter_folders | {"moa": N0 / "drafter"} | {name: folder / name for name in KINDS[-2:]}
+    return drafter_folders | {"moa": N0 / "drafter"}
 
 
 @pytest.fixture
@@ -190,7 +185,7 @@ def test_int8_products_are_near_those_of_the_weights(features: int) -> None:
         torch.testing.assert_close(linear.select(some)(given) + 1, out[..., some])
 
 
-@pytest.mark.parametrize("kind", KINDS[-2:])
+@pytest.mark.parametrize("kind", ["vocabulary", "paired block and vocabulary"])
 def test_int8_bundles_are_half_as_large_and_close(
     make_engine: MakeEngine, drafters: dict[str, Path], export: Callable[..., Path], kind: str
 ) -> None:
@@ -215,7 +210,9 @@ def test_int8_bundles_are_half_as_large_and_close(
     engine.policy = FixedPolicy(DraftShape(1, 1, 1))
     run(engine, [request(str(i), prompt, max_tokens=40, temperature=0.0) for i, prompt in enumerate(PROMPTS)])
     first, second = (torch.cat(logits[index]) for index in (0, 1))
-    assert (first - second).norm() < 0.05 * first.norm()
+    drafted = first.isfinite()  # with a draft vocabulary there are outputs for more rare tokens than a text has
+    assert torch.equal(second.isfinite(), drafted) and drafted.any()
+    assert (first - second)[drafted].norm() < 0.05 * first[drafted].norm()
     assert (first.argmax(-1) == second.argmax(-1)).float().mean() > 0.85
 
 
@@ -233,7 +230,7 @@ def test_an_entry_wants_the_newest_memory(export: Callable[..., Path]) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["moa", "entry", "entry and block", "entry, block and vocabulary", "paired", "ablation"])
+@pytest.mark.parametrize("kind", ["moa", "entry", "entry and block", "vocabulary", "paired", "ablation"])
 @pytest.mark.parametrize(("known", "beyond"), [(9, 0), (9, 1), (4, 20), (0, 7)])
 def test_beyond_its_memory_an_edge_drafts_as_trained(
     drafters: dict[str, Path], export: Callable[..., Path], kind: str, known: int, beyond: int
@@ -273,7 +270,9 @@ def test_beyond_its_memory_an_edge_drafts_as_trained(
     logits = edge.logits(sequence)
     if known:  # a text without any memory was never trained on
         expected = target.logits(feature.unsqueeze(0))[0]
-        drafted = torch.arange(len(expected)) if moa.draft_vocabulary is None else moa.draft_vocabulary
+        drafted = torch.arange(len(expected))
+        if moa.draft_vocabulary is not None:
+            drafted = torch.cat((moa.draft_vocabulary, text[0])).unique()
         torch.testing.assert_close(logits[drafted], expected[drafted], atol=1e-4, rtol=1e-4)
         assert int(logits.isfinite().sum()) == len(drafted)
     first = edge.propose([sequence], DraftShape(1, 1, 1), None)

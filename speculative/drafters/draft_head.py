@@ -1,0 +1,34 @@
+"""The LM head as drafters use it: over a draft vocabulary, and over the rare tokens of each text."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from speculative.drafters.base import TargetEnds
+
+
+class DraftHead(nn.Module):
+    """Outputs for the tokens of ``vocabulary`` [K], and behind them for the rare tokens [M] of a text; None stands for all tokens.
+
+    ``frequent`` is the head over the vocabulary, and ``whole`` the target's own, which has the rows of all others.
+    """
+
+    def __init__(self, target: TargetEnds, vocabulary: Tensor | None) -> None:
+        super().__init__()
+        self.frequent, self.whole = target.head_over(vocabulary), target.head_over(None)
+
+    @property
+    def is_targets(self) -> bool:
+        """Whether there is but the target's."""
+        return self.frequent is self.whole
+
+    def forward(self, entering: Tensor, rare: Tensor | None) -> Tensor:
+        """What enters [B, w, E], and token ids [B, M] as in ``growth.Text`` -> logits [B, w, K + M] in float32."""
+        # Rows in line: compiled, a product of three dimensions is one for each sequence.
+        entering = entering.to(self.frequent.dtype)
+        logits: Tensor = self.frequent(entering.flatten(0, 1)).float().unflatten(0, entering.shape[:2])
+        if rare is None:
+            return logits
+        of_rare = torch.matmul(entering, self.whole.rows(rare.clamp(min=0)).transpose(1, 2)).float()
+        return torch.cat((logits, of_rare.masked_fill((rare < 0).unsqueeze(1), float("-inf"))), dim=-1)

@@ -1,0 +1,75 @@
+"""Rare tokens: those of a text that the draft vocabulary lacks, which are drafted where they have been seen.
+
+A draft vocabulary holds what texts say most, and ends every draft that comes to a name or a number. Most of those stand in the text
+already: a few more outputs of the head, other ones for each text, let drafters repeat them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speculative.sequence import Sequence
+
+MOST_RARE = 64
+"""Of how many rare tokens of a text the drafter's head has outputs: the newest."""
+
+NONE = -1
+"""What stands in the place of a token where a text has fewer."""
+
+
+@dataclass(slots=True)
+class _Text:
+    """The rare ``tokens`` of a text, the newest last, up to where it has been ``read``."""
+
+    tokens: dict[int, None] = field(default_factory=dict)
+    read: int = 0
+
+
+class RareTokens:
+    """The rare tokens of texts by what is no part of a draft ``vocabulary``; ``forget`` texts that have ended."""
+
+    def __init__(self, vocabulary: Tensor) -> None:
+        self._frequent = frozenset(vocabulary.tolist())
+        self._texts: dict[str, _Text] = {}
+
+    def of(self, sequences: Many[Sequence]) -> Tensor:
+        """Token ids [B, MOST_RARE]; NONE behind those of texts with fewer."""
+        ids = np.full((len(sequences), MOST_RARE), NONE, dtype=np.int64)
+        for row, sequence in zip(ids, sequences, strict=True):
+            if tokens := self._read(sequence):
+                row[: len(tokens)] = list(tokens)
+        return torch.from_numpy(ids)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Its text has ended."""
+        self._texts.pop(sequence.request.request_id, None)
+
+    def _read(self, sequence: Sequence) -> dict[int, None]:
+        tokens = sequence.tokens
+        text = self._texts.setdefault(sequence.request.request_id, _Text())
+        if not 0 < text.read <= len(tokens):  # new, or shorter than it was: an edge takes back what was foreseen
+            text.tokens = dict.fromkeys(reversed(self._newest(tokens)))
+        else:
+            for token in tokens[text.read :]:
+                if token not in self._frequent:
+                    text.tokens.pop(token, None)
+                    text.tokens[token] = None
+                    if len(text.tokens) > MOST_RARE:
+                        del text.tokens[next(iter(text.tokens))]
+        text.read = len(tokens)
+        return text.tokens
+
+    def _newest(self, tokens: list[int]) -> list[int]:
+        """The rare tokens of a text that nothing is known of, from its end on."""
+        found: dict[int, None] = {}
+        for token in reversed(tokens):
+            if token not in self._frequent:
+                found[token] = None
+                if len(found) == MOST_RARE:
+                    break
+        return list(found)
