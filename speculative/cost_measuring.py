@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import accumulate, count
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -36,10 +37,12 @@ _LONG_PROMPT_TOKENS = 512
 _LONG_PROMPTS = 8
 _LONG_PROMPT_NODES = 4
 _LONG_PROMPT_SECONDS = 0.5
-"""What reading long prompts may take: of large models the lengths of texts are left to the pace that steps have."""
+"""What reading long prompts once may take: of large models the lengths of texts are left to the pace that steps have."""
 
 _WORDS = 32
 """Different tokens of which the made-up texts consist."""
+
+_LONG_PROMPT_ROUNDS = 3
 
 _LEVELS = 3
 _REPEATS = 5
@@ -101,15 +104,17 @@ def _token_costs(engine: Engine, script: _Script, stand_in: _StandIn) -> dict[in
     size = min(_LONG_PROMPTS, engine.scheduler.num_slots, int(_LONG_PROMPT_SECONDS / reading.seconds(0, long)))
     if size < 1:
         return {}
-    seconds: dict[int, dict[int, float]] = {}
-    for length in (short, long):
+    counts = (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes))
+    seconds = {length: dict.fromkeys(counts, inf) for length in (short, long)}
+    # In turns: what disturbs the machine for a while would look like what lengths cost.
+    for length in _LONG_PROMPT_ROUNDS * (short, long):
         _abort_all(engine)
-        counts = (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes))
         try:
             steps = _shortest(engine, script, stand_in, size, length, [*map(_verifying, counts)])
         except _TextsTooShortError:
             return {}
-        seconds[length] = {nodes: step.rest for nodes, step in zip(counts, steps, strict=True)}
+        for nodes, step in zip(counts, steps, strict=True):
+            seconds[length][nodes] = min(seconds[length][nodes], step.rest)
     # Noise must not make it nothing: what steps take corrects it.
     return {
         nodes: max(seconds[long][nodes] - least, 0.01 * least) / (size * (long - short)) for nodes, least in seconds[short].items()
