@@ -9,6 +9,7 @@
 #include <torch/custom_class.h>
 
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -72,6 +73,9 @@ struct Contribution {
 };
 
 template <class Number>
+using Known = std::shared_ptr<const Contribution<Number>>;
+
+template <class Number>
 struct BlockDrafter : torch::CustomClassHolder {
   // `tensors`: embedding, cosines and sines [positions, d/2], the head, the ids [K] that its outputs stand for, the rows of all
   // tokens' outputs [V, E], the stand-ins; the block's norm of states and their weight, its norm of features and their weight, and
@@ -100,7 +104,9 @@ struct BlockDrafter : torch::CustomClassHolder {
     if (outputs_ == embedding().size(0)) return;  // of all tokens it would take seconds and much memory
     constexpr int64_t kAtOnce = 256;
     for (int64_t first = 0; first < outputs_; first += kAtOnce) {
-      contribute(numbers<int64_t>(ids()) + first, std::min(kAtOnce, outputs_ - first));
+      const int64_t* tokens = numbers<int64_t>(ids()) + first;
+      const auto made = contributions(tokens, std::min(kAtOnce, outputs_ - first));
+      for (size_t i = 0; i < made.size(); ++i) frequent_.emplace(tokens[i], made[i]);
     }
   }
 
@@ -163,19 +169,24 @@ struct BlockDrafter : torch::CustomClassHolder {
   const at::Tensor& from_copied() const { return tensors_[32]; }
   int64_t padded() const { return from_copied().size(1) * tiles::kPairs; }
 
-  growth::Outputs outputs_of(const Texts& texts, int64_t text) const { return {numbers<int64_t>(ids()), outputs_, texts.rare[text]}; }
-
-  // What a token contributes; of those outside the draft vocabulary worked out when it is first asked for, which texts that draft at
-  // the same time do, too. It stays where it is.
-  const Contribution<Number>& contribution(int64_t token) {
-    const std::lock_guard<std::mutex> guard(known_mutex_);
-    const auto known = known_.find(token);
-    if (known != known_.end()) return known->second;
-    contribute(&token, 1);
-    return known_.at(token);
+  growth::Outputs outputs_of(const Texts& texts, int64_t text) const {
+    return {numbers<int64_t>(ids()), outputs_, texts.rare[text], texts.rare_counts[text]};
   }
 
-  void contribute(const int64_t* tokens, int64_t count) {
+  // What a token contributes: of those outside the draft vocabulary it is worked out when it is first asked for, which texts that
+  // draft at the same time do too, and the latest are kept.
+  Known<Number> contribution(int64_t token) {
+    const auto frequent = frequent_.find(token);
+    if (frequent != frequent_.end()) return frequent->second;
+    const std::lock_guard<std::mutex> guard(others_mutex_);
+    const auto other = others_.find(token);
+    if (other != others_.end()) return other->second;
+    if (others_.size() >= kMostOthers) others_.clear();
+    return others_.emplace(token, contributions(&token, 1)[0]).first->second;
+  }
+
+  std::vector<Known<Number>> contributions(const int64_t* tokens, int64_t count) const {
+    std::vector<Contribution<Number>> made(count);
     const at::Tensor normed = at::empty({count, size_}, embedding().options());
     const auto norm = [&](const at::Tensor& weight) {
       for (int64_t row = 0; row < count; ++row) norm_of_token(tokens[row], weight, written<Number>(normed) + row * size_);
@@ -184,15 +195,19 @@ struct BlockDrafter : torch::CustomClassHolder {
       std::vector<Number> rows(count * size);
       tiles::product<Number>(tiles::rows_of(normed), weight, tiles::ToRows<Number>{rows.data(), size});
       for (int64_t row = 0; row < count; ++row) {
-        (known_[tokens[row]].*part).assign(rows.begin() + row * size, rows.begin() + (row + 1) * size);
+        (made[row].*part).assign(rows.begin() + row * size, rows.begin() + (row + 1) * size);
       }
     };
     norm(tensors_[24]);
     make(&Contribution<Number>::step, tensors_[25], step_);
-    if (!paired()) return;
-    norm(tensors_[29]);
-    make(&Contribution<Number>::own, tensors_[30], padded());
-    make(&Contribution<Number>::before, tensors_[31], padded());
+    if (paired()) {
+      norm(tensors_[29]);
+      make(&Contribution<Number>::own, tensors_[30], padded());
+      make(&Contribution<Number>::before, tensors_[31], padded());
+    }
+    std::vector<Known<Number>> known;
+    for (Contribution<Number>& each : made) known.push_back(std::make_shared<const Contribution<Number>>(std::move(each)));
+    return known;
   }
 
   // Features [B·positions, E] of the roots and the stand-ins behind them.
@@ -337,11 +352,13 @@ struct BlockDrafter : torch::CustomClassHolder {
     if (level == 0) return;  // a root may be any token, and has no parent
     const auto* from = numbers<float>(levels.before);
     auto* into = written<Number>(levels.normed);
+    std::vector<Known<Number>> known(levels.rows);
     std::vector<const Number*> tokens(levels.rows);
     std::vector<const float*> places(levels.rows);
     for (int64_t row = 0; row < levels.rows; ++row) {
       const growth::Open& node = trees[row / width].open()[row % width];
-      tokens[row] = contribution(outputs_of(texts, row / width)[node.output]).step.data();
+      known[row] = contribution(outputs_of(texts, row / width)[node.output]);
+      tokens[row] = known[row]->step.data();
       places[row] = numbers<float>(of_positions) + (row / width * positions + level) * step_;
       tiles::norm(from + (row / width * parents + node.parent) * size_, numbers<Number>(state_norm()), eps_, size_, into + row * size_);
     }
@@ -370,7 +387,7 @@ struct BlockDrafter : torch::CustomClassHolder {
         const growth::Open& node = trees[text].open()[row % width];
         tokens[row] = level == 0 ? texts_.roots[text] : drafter_.outputs_of(texts_, text)[node.output];
         Number* to = written<Number>(queries) + row * asked;
-        ask(drafter_.contribution(tokens[row]).own, drafter_.contribution(tokens_[text * parents + node.parent]).before, to);
+        ask(drafter_.contribution(tokens[row])->own, drafter_.contribution(tokens_[text * parents + node.parent])->before, to);
         drafter_.rotate(to, asked, texts_.lengths[text] + level, to);
       }
       tokens_ = std::move(tokens);
@@ -494,6 +511,7 @@ struct BlockDrafter : torch::CustomClassHolder {
   }
 
   static constexpr size_t kSecondLevel = 2 << 20;  // bytes of a cache in which what each level reads may stay
+  static constexpr size_t kMostOthers = 8192;      // tokens outside the draft vocabulary of which it is kept what they contribute
   static constexpr float kNever = -1e30f;          // the logit of what stands for no token: sums of -inf would be no numbers
 
   std::vector<at::Tensor> tensors_;
@@ -501,8 +519,8 @@ struct BlockDrafter : torch::CustomClassHolder {
   int64_t size_, block_, outputs_, step_, queries_, groups_, asked_, kv_heads_, head_dim_;
   double eps_;
   bool stays_near_;
-  std::mutex known_mutex_;
-  std::unordered_map<int64_t, Contribution<Number>> known_;
+  std::unordered_map<int64_t, Known<Number>> frequent_, others_;
+  std::mutex others_mutex_;
 };
 
 #else

@@ -23,8 +23,12 @@ struct Outputs {
   const int64_t* ids;
   int64_t count;
   const int64_t* rare;
+  int64_t rare_count;
 
-  int64_t operator[](int64_t output) const { return output < count ? ids[output] : rare[output - count]; }
+  // Where logits are not numbers, what is chosen may stand for no token: any will do.
+  int64_t operator[](int64_t output) const {
+    return output < count ? ids[output] : output - count < rare_count ? rare[output - count] : ids[0];
+  }
 };
 
 // A token's logit or log-probability; tokens are numbered as a text's outputs are.

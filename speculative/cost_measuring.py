@@ -29,6 +29,9 @@ ENOUGH_SECONDS = 3.0
 ENOUGH_SIZE_SECONDS = 0.25
 """After so long with one batch size a few steps of each kind are enough: of long steps a disturbance is a small part."""
 
+ENOUGH_LENGTHS_SECONDS = 1.0
+"""After so long with texts of two lengths there is no further round of them."""
+
 ENOUGH_READING_SECONDS = 0.05
 """A prompt that takes so long to read is long enough to tell what its tokens cost."""
 
@@ -107,7 +110,10 @@ def _token_costs(engine: Engine, script: _Script, stand_in: _StandIn) -> dict[in
     counts = (0, min(_LONG_PROMPT_NODES, engine.largest_shape.nodes))
     seconds = {length: dict.fromkeys(counts, inf) for length in (short, long)}
     # In turns: what disturbs the machine for a while would look like what lengths cost.
-    for length in _LONG_PROMPT_ROUNDS * (short, long):
+    begun = time.perf_counter()
+    for number, length in enumerate(_LONG_PROMPT_ROUNDS * (short, long)):
+        if number % 2 == 0 and number and time.perf_counter() - begun > ENOUGH_LENGTHS_SECONDS:
+            break
         _abort_all(engine)
         try:
             steps = _shortest(engine, script, stand_in, size, length, [*map(_verifying, counts)])

@@ -76,8 +76,8 @@ class ReplayedTrees:
         least_reach, texts, rare, *settings = inputs
         roots, starts, lengths, memory_ends, previous = texts.unbind(1)
         columns = counting(span, texts.device)
-        text = Text(starts, lengths, memory_ends, columns, previous, rare if rare.shape[1] else None)
         drafter = self._drafter
+        text = Text(starts, lengths, memory_ends, columns, previous, *drafter.with_rows(rare))
         frontier = drafter.first_frontier(roots.unsqueeze(1), text)
         sampling = Sampling(*settings) if settings else None
         return list(drafter.drafted(frontier, text, sampling, shape, self._target_cache, least_reach))

@@ -128,6 +128,7 @@ class _OnEdge:
 
     def forget(self, sequence: Sequence) -> None:
         """As in Drafter."""
+        self.inner.forget(sequence)
 
 
 class EagleOnEdge(_OnEdge):
@@ -141,6 +142,7 @@ class EagleOnEdge(_OnEdge):
 
     def forget(self, sequence: Sequence) -> None:
         """The next text's features begin anew."""
+        super().forget(sequence)
         self._end = 0
 
     def pack(self) -> None:

@@ -6,16 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from speculative.drafters.base import TargetEnds
+from speculative.drafters.growth import Text
 
 
 class DraftHead(nn.Module):
     """Outputs for the tokens of ``vocabulary`` [K], and behind them for the rare tokens [M] of a text; None stands for all tokens.
 
-    ``frequent`` is the head over the vocabulary, and ``whole`` the target's own, which has the rows of all others.
+    ``frequent`` is the head over the vocabulary, and ``whole`` the target's own, which has the rows of all others: they are looked
+    up once for a tree.
     """
 
     def __init__(self, target: TargetEnds, vocabulary: Tensor | None) -> None:
         super().__init__()
+        self.vocabulary = vocabulary
         self.frequent, self.whole = target.head_over(vocabulary), target.head_over(None)
 
     @property
@@ -23,12 +26,16 @@ class DraftHead(nn.Module):
         """Whether there is but the target's."""
         return self.frequent is self.whole
 
-    def forward(self, entering: Tensor, rare: Tensor | None) -> Tensor:
-        """What enters [B, w, E], and token ids [B, M] as in ``growth.Text`` -> logits [B, w, K + M] in float32."""
+    def rows(self, rare: Tensor) -> Tensor:
+        """Rare tokens' rows of the target's head: ids [B, M] as in ``growth.Text`` -> [B, M, E]."""
+        return self.whole.rows(rare.clamp(min=0))
+
+    def forward(self, entering: Tensor, text: Text) -> Tensor:
+        """What enters [B, w, E] -> logits [B, w, K + M] in float32."""
         # Rows in line: compiled, a product of three dimensions is one for each sequence.
         entering = entering.to(self.frequent.dtype)
         logits: Tensor = self.frequent(entering.flatten(0, 1)).float().unflatten(0, entering.shape[:2])
-        if rare is None:
+        if text.rare is None or text.rare_rows is None:
             return logits
-        of_rare = torch.matmul(entering, self.whole.rows(rare.clamp(min=0)).transpose(1, 2)).float()
-        return torch.cat((logits, of_rare.masked_fill((rare < 0).unsqueeze(1), float("-inf"))), dim=-1)
+        of_rare = torch.matmul(entering, text.rare_rows.transpose(1, 2)).float()
+        return torch.cat((logits, of_rare.masked_fill((text.rare < 0).unsqueeze(1), float("-inf"))), dim=-1)

@@ -38,7 +38,7 @@ class EagleDrafter(TreeDrafter):
         self.cache = KVCache(1, num_slots, self.scratch, length, heads, head_dim, dtype=self.dtype, device=device)
         self.features = KVCache(1, num_slots, 0, length, 1, config.target.hidden_size // 2, dtype=self.dtype, device=device)
         eagle.rotary.reserve(length + self.scratch, eagle.layer.qkv.weight)
-        super().__init__(device, [self.cache, self.features], eagle.draft_vocabulary)
+        super().__init__(device, [self.cache, self.features], self.head)
         self.window = self.sent_window = window
 
     def pack(self) -> None:
@@ -79,7 +79,7 @@ class EagleDrafter(TreeDrafter):
         inputs = eagle.inputs(self._embed(frontier.tokens.flatten()), parents.flatten(0, 1))
         attend = cached_attention(self.cache, 0, plan, eagle.layer.num_heads)
         features = eagle.layer(inputs, eagle.rotary(plan.positions), attend)
-        logits = self.head(eagle.entering(features).unflatten(0, frontier.tokens.shape), level.text.rare)
+        logits = self.head(eagle.entering(features).unflatten(0, frontier.tokens.shape), level.text)
         handed_on = torch.cat((mask, features.unflatten(0, frontier.tokens.shape)), dim=-1)
         return None, *expand(level, logits, eagle.draft_vocabulary, breadth, handed_on, masked=True)
 

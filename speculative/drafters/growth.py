@@ -58,8 +58,9 @@ class Text(NamedTuple):
     """What drafts follow: where texts end (``lengths`` [B]) and from where on a drafter reads them (``starts`` [B]).
 
     What comes of the target, memory, is there up to ``memory_ends`` [B]: less far only where the target is elsewhere.
-    ``columns`` [S] are the positions 0, 1, … to look at, ``previous`` [B] the tokens before the roots. ``rare`` [B, M], where there
-    is a draft vocabulary, are tokens of the texts that it lacks, −1 behind those of texts with fewer.
+    ``columns`` [S] are the positions 0, 1, … to look at, ``previous`` [B] the tokens before the roots. ``rare`` [B, M] are tokens
+    of the texts that a draft vocabulary lacks, −1 behind those of texts with fewer, and ``rare_rows`` [B, M, E] their rows of the
+    LM head; None where there are none.
     """
 
     starts: Tensor
@@ -68,6 +69,7 @@ class Text(NamedTuple):
     columns: Tensor
     previous: Tensor
     rare: Tensor | None = None
+    rare_rows: Tensor | None = None
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Those that there are."""

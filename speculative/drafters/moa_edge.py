@@ -111,10 +111,12 @@ class EdgeDrafter(MoATreeDrafter):
             entering = network.feature(level, self.caches).unsqueeze(1)
         else:
             entering = network.opening(level, network.block(frontier.tokens, text, self.caches), self.caches)
-        logits: Tensor = network.head(entering, text.rare)[0, 0]
-        if network.moa.draft_vocabulary is None or text.rare is None:
+        logits: Tensor = network.head(entering, text)[0, 0]
+        ids = network.moa.draft_vocabulary
+        if ids is None:
             return logits
-        ids = torch.cat((network.moa.draft_vocabulary, text.rare[0]))
+        if text.rare is not None:
+            ids = torch.cat((ids, text.rare[0]))
         vocabulary = logits.new_full((network.target.config.vocab_size,), float("-inf"))
         return vocabulary.index_copy_(0, ids[ids >= 0], logits[ids >= 0])
 

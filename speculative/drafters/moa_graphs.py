@@ -166,7 +166,10 @@ def drafting_graphs(drafter: MoATreeDrafter) -> list[Graph]:
     frontier = Frontier(integers, torch.zeros(batch, width), integers.clone(), inherited)
     numbered = torch.zeros(batch, candidates, dtype=torch.long)
     grown = Candidates(torch.randn(batch, candidates), numbered, numbered.clone())
-    rare = () if network.moa.draft_vocabulary is None else (torch.zeros(batch, MOST_RARE, dtype=torch.long),)
+    rare: Tensors = ()
+    if network.moa.draft_vocabulary is not None:
+        ids = torch.zeros(batch, MOST_RARE, dtype=torch.long)
+        rare = ids, network.head.rows(ids)
     ends = torch.tensor([0, 2]), torch.tensor([7, 9]), torch.tensor([7, 9])
     text = Text(*ends, torch.arange(span), torch.tensor([3, 5]), *rare)
     place = Place(torch.tensor([1]), torch.tensor([1]))

@@ -171,7 +171,7 @@ class DraftNetwork(nn.Module):
 
     def expand(self, level: Level, entering: Tensor, breadth: int) -> tuple[Candidates, Frontier, Tensor]:
         """What enters the head [B, w, E] -> as ``grow``: the frontier's ``breadth`` likeliest candidates join the tree."""
-        logits, moa = self.head(entering, level.text.rare), self.moa
+        logits, moa = self.head(entering, level.text), self.moa
         inherited = level.frontier.inherited if moa.block is None else entering
         return expand(level, logits, moa.draft_vocabulary, breadth, inherited, masked=moa.block is None)
 

@@ -48,7 +48,7 @@ class MoATreeDrafter(TreeDrafter):
         sa_cache = KVCache(1, num_slots, self.scratch, length, config.sa_num_kv_heads, head_dim, dtype=dtype, device=device)
         ca_cache = KVCache(1, num_slots, 0, length, config.ca_num_kv_heads, head_dim, dtype=dtype, device=device)
         moa.rotary.reserve(length + self.scratch, moa.sa.input_norm.weight)
-        super().__init__(device, [sa_cache, ca_cache, *(() if memories is None else (memories,))], moa.draft_vocabulary)
+        super().__init__(device, [sa_cache, ca_cache, *(() if memories is None else (memories,))], network.head)
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """In a block no state; else the mask of the scratch row that is the root's own."""

@@ -24,8 +24,9 @@ NONE = -1
 
 @dataclass(slots=True)
 class _Text:
-    """The rare ``tokens`` of a text, the newest last, up to where it has been ``read``."""
+    """The rare ``tokens`` of a text, the newest last, up to where ``source`` has been ``read``."""
 
+    source: list[int]
     tokens: dict[int, None] = field(default_factory=dict)
     read: int = 0
 
@@ -37,12 +38,12 @@ class RareTokens:
         self._frequent = frozenset(vocabulary.tolist())
         self._texts: dict[str, _Text] = {}
 
-    def of(self, sequences: Many[Sequence]) -> Tensor:
-        """Token ids [B, MOST_RARE]; NONE behind those of texts with fewer."""
-        ids = np.full((len(sequences), MOST_RARE), NONE, dtype=np.int64)
-        for row, sequence in zip(ids, sequences, strict=True):
-            if tokens := self._read(sequence):
-                row[: len(tokens)] = list(tokens)
+    def of(self, sequences: Many[Sequence], width: int | None = None) -> Tensor:
+        """Token ids [B, M], NONE behind those of texts with fewer; M is the most that a text has, or ``width``."""
+        texts = [self._read(sequence) for sequence in sequences]
+        ids = np.full((len(texts), max(map(len, texts)) if width is None else width), NONE, dtype=np.int64)
+        for row, tokens in zip(ids, texts, strict=True):
+            row[: len(tokens)] = list(tokens)
         return torch.from_numpy(ids)
 
     def forget(self, sequence: Sequence) -> None:
@@ -51,9 +52,9 @@ class RareTokens:
 
     def _read(self, sequence: Sequence) -> dict[int, None]:
         tokens = sequence.tokens
-        text = self._texts.setdefault(sequence.request.request_id, _Text())
-        if not 0 < text.read <= len(tokens):  # new, or shorter than it was: an edge takes back what was foreseen
-            text.tokens = dict.fromkeys(reversed(self._newest(tokens)))
+        text = self._texts.get(sequence.request.request_id)
+        if text is None or text.source is not tokens or text.read > len(tokens):  # an edge takes back what was foreseen
+            text = self._texts[sequence.request.request_id] = _Text(tokens, self._newest(tokens))
         else:
             for token in tokens[text.read :]:
                 if token not in self._frequent:
@@ -64,12 +65,12 @@ class RareTokens:
         text.read = len(tokens)
         return text.tokens
 
-    def _newest(self, tokens: list[int]) -> list[int]:
-        """The rare tokens of a text that nothing is known of, from its end on."""
+    def _newest(self, tokens: list[int]) -> dict[int, None]:
+        """The rare tokens of a text that nothing is known of, the newest last."""
         found: dict[int, None] = {}
         for token in reversed(tokens):
             if token not in self._frequent:
                 found[token] = None
                 if len(found) == MOST_RARE:
                     break
-        return list(found)
+        return dict.fromkeys(reversed(found))

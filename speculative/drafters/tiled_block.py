@@ -50,7 +50,7 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
         sin[:, 0, 1],
         tiled_linear.tiled(network.head.frequent.weight),
         ids,
-        network.head.whole.weight,
+        target.embeddings if moa.draft_vocabulary is None else network.head.whole.weight,
         block.stand_ins,
         block.state_norm.weight,
         tiled_linear.tiled(in_turns(block.from_state.weight)),
@@ -66,8 +66,7 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
         tensors += [moa.entry.token_norm.weight, tiled_linear.tiled(moa.entry.from_token.weight)]
     if moa.entry is not None and moa.entry.from_previous is not None and block.copying is not None:
         tensors += [tiled_linear.tiled(moa.entry.from_previous.weight), *_copying(block.copying)]
-    made: dict[Tensor, Tensor] = {}  # of a weight that stands in two places one copy, if any
-    dense = [made.setdefault(tensor, tensor.detach().contiguous()) for tensor in tensors]
+    dense = [tensor.detach().contiguous() for tensor in tensors]
     # SA up to its queries, the entry, what is left of SA, CA, the features' part in steps; then what each level reads.
     entry, copying = range(26, min(len(dense), 29)), range(32, len(dense))
     tiled_linear.put_in_order(dense, (12, 13, *entry, *range(14, 24), 9, 10, 7, 8, 11, *copying, 3))

@@ -15,15 +15,16 @@ from models.kv_cache import KVCache
 from models.llama import CompiledGraph
 from models.plans import counting, span_of
 from speculative.drafters.base import window_start
+from speculative.drafters.draft_head import DraftHead
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
-from speculative.drafters.rare import RareTokens
+from speculative.drafters.rare import MOST_RARE, RareTokens
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
 DraftTrees = Callable[[list[Tensor], Tensor, Tensor, list[Tensor], int, int, int, float, float], Many[Tensor]]
 """Caches' windows, texts [5, B] (roots, starts, lengths, memory's ends, tokens before the roots), their rare tokens [B, M] (M is 0
-without a draft vocabulary), sampling settings or none, depth, breadth, nodes, least reach and temperature (as in DraftShape) ->
+where there are none), sampling settings or none, depth, breadth, nodes, least reach and temperature (as in DraftShape) ->
 tokens, parents and probabilities [B, N] as in DraftTree."""
 
 _HOPELESS = 2000.0
@@ -33,8 +34,8 @@ _HOPELESS = 2000.0
 class TreeDrafter(ABC):
     """Proposes EAGLE-2-style trees: every level expands its best nodes, and the best nodes of all levels are verified.
 
-    How it learns of verified tokens is each drafter's own. Besides the tokens of ``vocabulary`` (None: all) it drafts rare ones of
-    texts. ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``. ``trees``, where there is
+    How it learns of verified tokens is each drafter's own. Where its ``head`` has a draft vocabulary it drafts rare tokens of texts
+    besides. ``compiled`` holds graphs that replace parts of the network, by name: see ``moa_graphs``. ``trees``, where there is
     one, drafts whole trees in one call. It ``narrows`` where trees that are smaller than was announced cost less: some graphs have
     their breadth built in, others are recorded anew for every shape.
     """
@@ -43,8 +44,9 @@ class TreeDrafter(ABC):
     taps: tuple[int, ...] = ()
     window: int | None = None
 
-    def __init__(self, device: torch.device, caches: Many[KVCache], vocabulary: Tensor | None = None) -> None:
-        self.device, self._rare = device, None if vocabulary is None else RareTokens(vocabulary)
+    def __init__(self, device: torch.device, caches: Many[KVCache], head: DraftHead | None = None) -> None:
+        self.device, self._head = device, head
+        self._rare = None if head is None or head.vocabulary is None else RareTokens(head.vocabulary)
         self.caches: Many[KVCache] = caches
         self.compiled: dict[str, CompiledGraph] = {}
         self.trees: DraftTrees | None = None
@@ -97,8 +99,8 @@ class TreeDrafter(ABC):
         texts = torch.tensor([[each.tokens[-1] for each in sequences], starts, lengths, lengths, previous])
         texts[3] = self.memory_ends(texts[2])
         limits = (shape.depth, shape.breadth, shape.nodes, shape.min_reach, shape.temperature)
-        rare = torch.empty(len(sequences), 0, dtype=torch.long) if self._rare is None else self._rare.of(sequences)
-        return tree_of(self.trees(self.windows(len(sequences)), texts, rare, list(sampling or ()), *limits), sequences, shape)
+        trees = self.trees(self.windows(len(sequences)), texts, self._rare_of(sequences), list(sampling or ()), *limits)
+        return tree_of(trees, sequences, shape)
 
     def drafted(
         self,
@@ -144,8 +146,18 @@ class TreeDrafter(ABC):
         told = [(window_start(each, self.window), each.num_computed, each.token_before(each.num_computed)) for each in sequences]
         starts, lengths, previous = torch.tensor(told, device=self.device).T.contiguous().unbind()
         columns = counting(span_of(self.caches[0], longest), self.device)
-        rare = None if self._rare is None else self._rare.of(sequences).to(self.device)
-        return Text(starts, lengths, self.memory_ends(lengths), columns, previous, rare)
+        rare = self.with_rows(self._rare_of(sequences).to(self.device))
+        return Text(starts, lengths, self.memory_ends(lengths), columns, previous, *rare)
+
+    def _rare_of(self, sequences: Many[Sequence]) -> Tensor:
+        """As in DraftTrees; what is recorded or compiled has their number built in, as it has breadth."""
+        if self._rare is None:
+            return torch.empty(len(sequences), 0, dtype=torch.long)
+        return self._rare.of(sequences, None if self.narrows else MOST_RARE)
+
+    def with_rows(self, rare: Tensor) -> tuple[Tensor, Tensor] | tuple[()]:
+        """Rare tokens [B, M] and their rows of the head, as in Text."""
+        return (rare, self._head.rows(rare)) if self._head is not None and rare.shape[1] else ()
 
     def memory_ends(self, lengths: Tensor) -> Tensor:
         """As in Text, for texts of ``lengths`` [B]: beside its target a drafter knows all."""

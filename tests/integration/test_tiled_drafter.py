@@ -221,6 +221,15 @@ def test_what_does_not_belong_together_is_refused(drafters: tuple[MoADrafter, Mo
         told(drafter, tokens)
 
 
+@pytest.mark.parametrize("settings", ["greedy", "seeded"])
+def test_logits_that_are_no_numbers_are_of_some_tokens(drafters: tuple[MoADrafter, MoADrafter], settings: str) -> None:
+    drafter = drafters[0]
+    for cache in drafter.caches:
+        cache.data.fill_(float("nan"))
+    tree = drafter.propose(sequences(SETTINGS[settings], Texts(None, CONFIG.vocab_size, frozenset())), SHAPE, None)
+    assert 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < CONFIG.vocab_size
+
+
 @pytest.mark.parametrize(
     "changes", [{"draft_block_size": 0}, {"attends_to_all_memory": False}, {"sa_num_kv_heads": 2}, {"ca_intermediate_size": 100}]
 )
