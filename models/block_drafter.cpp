@@ -117,7 +117,7 @@ struct BlockDrafter : torch::CustomClassHolder {
   std::vector<at::Tensor> draft(
       const std::vector<at::Tensor>& caches, const at::Tensor& texts_tensor, const at::Tensor& rare,
       const std::vector<at::Tensor>& sampling, int64_t depth, int64_t breadth, int64_t nodes, double min_reach, double temperature) {
-    const Texts texts = checked(texts_tensor, rare);
+    const Texts texts = texts_of(texts_tensor, rare);
     check(caches, texts, sampling, depth, breadth, nodes);
     const int64_t positions = std::min(depth, block_);
     const auto floats = embedding().options().dtype(at::kFloat);
@@ -473,7 +473,7 @@ struct BlockDrafter : torch::CustomClassHolder {
     return settings;
   }
 
-  Texts checked(const at::Tensor& texts, const at::Tensor& rare) const {
+  static Texts texts_of(const at::Tensor& texts, const at::Tensor& rare) {
     TORCH_CHECK(texts.dim() == 2 && texts.size(0) == 5 && texts.size(1) > 0 && texts.is_contiguous(), "texts are [5, B]");
     TORCH_CHECK(rare.dim() == 2 && rare.size(0) == texts.size(1) && rare.is_contiguous(), "rare tokens are [B, M]");
     return Texts(texts, rare);

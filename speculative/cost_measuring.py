@@ -42,10 +42,10 @@ _LONG_PROMPT_NODES = 4
 _LONG_PROMPT_SECONDS = 0.5
 """What reading long prompts once may take: of large models the lengths of texts are left to the pace that steps have."""
 
+_LONG_PROMPT_ROUNDS = 3
+
 _WORDS = 32
 """Different tokens of which the made-up texts consist."""
-
-_LONG_PROMPT_ROUNDS = 3
 
 _LEVELS = 3
 _REPEATS = 5
@@ -111,16 +111,17 @@ def _token_costs(engine: Engine, script: _Script, stand_in: _StandIn) -> dict[in
     seconds = {length: dict.fromkeys(counts, inf) for length in (short, long)}
     # In turns: what disturbs the machine for a while would look like what lengths cost.
     begun = time.perf_counter()
-    for number, length in enumerate(_LONG_PROMPT_ROUNDS * (short, long)):
-        if number % 2 == 0 and number and time.perf_counter() - begun > ENOUGH_LENGTHS_SECONDS:
+    for number in range(_LONG_PROMPT_ROUNDS):
+        if number and time.perf_counter() - begun > ENOUGH_LENGTHS_SECONDS:
             break
-        _abort_all(engine)
-        try:
-            steps = _shortest(engine, script, stand_in, size, length, [*map(_verifying, counts)])
-        except _TextsTooShortError:
-            return {}
-        for nodes, step in zip(counts, steps, strict=True):
-            seconds[length][nodes] = min(seconds[length][nodes], step.rest)
+        for length in (short, long):
+            _abort_all(engine)
+            try:
+                steps = _shortest(engine, script, stand_in, size, length, [*map(_verifying, counts)])
+            except _TextsTooShortError:
+                return {}
+            for nodes, step in zip(counts, steps, strict=True):
+                seconds[length][nodes] = min(seconds[length][nodes], step.rest)
     # Noise must not make it nothing: what steps take corrects it.
     return {
         nodes: max(seconds[long][nodes] - least, 0.01 * least) / (size * (long - short)) for nodes, least in seconds[short].items()

@@ -75,8 +75,7 @@ class ReplayedTrees:
     def _run(self, inputs: list[Tensor], span: int, shape: DraftShape) -> list[Tensor]:
         least_reach, texts, rare, *settings = inputs
         roots, starts, lengths, memory_ends, previous = texts.unbind(1)
-        columns = counting(span, texts.device)
-        drafter = self._drafter
+        drafter, columns = self._drafter, counting(span, texts.device)
         text = Text(starts, lengths, memory_ends, columns, previous, *drafter.with_rows(rare))
         frontier = drafter.first_frontier(roots.unsqueeze(1), text)
         sampling = Sampling(*settings) if settings else None

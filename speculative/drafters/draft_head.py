@@ -21,10 +21,10 @@ class DraftHead(nn.Module):
         self.vocabulary = vocabulary
         self.frequent, self.whole = target.head_over(vocabulary), target.head_over(None)
 
-    @property
-    def is_targets(self) -> bool:
-        """Whether there is but the target's."""
-        return self.frequent is self.whole
+    def pack(self) -> None:
+        """Prepare its own weights for inference; the target's are packed with the target."""
+        if self.frequent is not self.whole:
+            self.frequent.pack()
 
     def rows(self, rare: Tensor) -> Tensor:
         """Rare tokens' rows of the target's head: ids [B, M] as in ``growth.Text`` -> [B, M, E]."""

@@ -44,8 +44,7 @@ class EagleDrafter(TreeDrafter):
     def pack(self) -> None:
         """Prepare the network's weights for inference."""
         optimize_for_inference(self.eagle)
-        if not self.head.is_targets:  # which is packed with the target
-            self.head.frequent.pack()
+        self.head.pack()
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """The layer's keys and values of verified tokens, from true features."""

@@ -107,6 +107,10 @@ class Level(NamedTuple):
     temperature: Tensor
     sampling: Sampling | None
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that graphs are given, in their order, but for the settings of sampling."""
+        return (*self.frontier, *self.grown, *self.text.tensors(), *self.place, self.temperature)
+
 
 def frontier_previous(level: Level) -> Tensor:
     """The tokens before the frontier's [B, w]: their parents, or before a root the text's."""

@@ -66,8 +66,7 @@ class MoADrafter(MoATreeDrafter):
     def pack(self) -> None:
         """Prepare the network's weights for inference without compiled graphs; the target's own are packed with it."""
         optimize_for_inference(self.network.moa)
-        if not self.network.head.is_targets:
-            self.network.head.frequent.pack()
+        self.network.head.pack()
 
     def target_scratch_rows(self, shape: DraftShape) -> int:
         """Borrowed layers keep the keys and values of drafted nodes in the target's scratch rows."""

@@ -74,9 +74,7 @@ class MoATreeDrafter(TreeDrafter):
         roots = level.frontier.tokens
         if graph := self.compiled.get("block"):
             # It comes with a greedy level of the drafter's own breadth.
-            out = graph(
-                [*level.frontier, *level.grown, *level.text.tensors(), *level.place, level.temperature, *self.windows(len(roots))]
-            )
+            out = graph([*level.tensors(), *self.windows(len(roots))])
             if level.sampling is None and breadth == self.breadth:
                 return out[0], Candidates(*out[1:4]), Frontier(*out[4:8]), out[8]
             known = out[0]
@@ -88,28 +86,17 @@ class MoATreeDrafter(TreeDrafter):
         self, level: Level, known: Tensor | None, breadth: int, target_cache: KVCache | None
     ) -> tuple[Candidates, Frontier, Tensor]:
         """All candidates, the next frontier and its reach; ``known`` is a block's."""
-        frontier, grown, text, place, temperature, sampling = level
+        sampling, shape = level.sampling, level.frontier.tokens.shape
         # A compiled level has its breadth built in.
         graph = self.compiled.get("level" if sampling is None else "sampled_level") if breadth == self.breadth else None
         if graph is not None:
-            windows = self.windows(len(grown.tokens)) if known is None or self.network.moa.config.copies else []
-            out = graph(
-                [
-                    *frontier,
-                    *grown,
-                    *text.tensors(),
-                    *place,
-                    temperature,
-                    *(sampling or ()),
-                    *([] if known is None else [known]),
-                    *windows,
-                ]
-            )
+            windows = self.windows(shape[0]) if known is None or self.network.moa.config.copies else []
+            out = graph([*level.tensors(), *(sampling or ()), *([] if known is None else [known]), *windows])
             return Candidates(*out[:3]), Frontier(*out[3:7]), out[7]
         if known is not None:
             return self.network.expand(level, self.network.states(level, known, self.caches), breadth)
         feature = self.through_borrowed(level, self.network.feature(level, self.caches), target_cache)
-        return self.network.expand(level, feature.unflatten(0, frontier.tokens.shape), breadth)
+        return self.network.expand(level, feature.unflatten(0, shape), breadth)
 
 
 @cache

@@ -54,23 +54,12 @@ class RareTokens:
         tokens = sequence.tokens
         text = self._texts.get(sequence.request.request_id)
         if text is None or text.source is not tokens or text.read > len(tokens):  # an edge takes back what was foreseen
-            text = self._texts[sequence.request.request_id] = _Text(tokens, self._newest(tokens))
-        else:
-            for token in tokens[text.read :]:
-                if token not in self._frequent:
-                    text.tokens.pop(token, None)
-                    text.tokens[token] = None
-                    if len(text.tokens) > MOST_RARE:
-                        del text.tokens[next(iter(text.tokens))]
+            text = self._texts[sequence.request.request_id] = _Text(tokens)
+        for token in tokens[text.read :]:
+            if token not in self._frequent:
+                text.tokens.pop(token, None)
+                text.tokens[token] = None
+                if len(text.tokens) > MOST_RARE:
+                    del text.tokens[next(iter(text.tokens))]
         text.read = len(tokens)
         return text.tokens
-
-    def _newest(self, tokens: list[int]) -> dict[int, None]:
-        """The rare tokens of a text that nothing is known of, the newest last."""
-        found: dict[int, None] = {}
-        for token in reversed(tokens):
-            if token not in self._frequent:
-                found[token] = None
-                if len(found) == MOST_RARE:
-                    break
-        return dict.fromkeys(reversed(found))

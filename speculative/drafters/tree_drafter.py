@@ -58,7 +58,7 @@ class TreeDrafter(ABC):
         return bool(self.compiled) or self.trees is not None
 
     def forget(self, sequence: Sequence) -> None:
-        """Of its text; what the slot holds will be written anew before it is read."""
+        """Its rare tokens; what the slot holds will be written anew before it is read."""
         if self._rare is not None:
             self._rare.forget(sequence)
 
