@@ -9,7 +9,9 @@
 #include <torch/custom_class.h>
 
 #include <array>
+#include <numeric>
 
+#include "block_drafter.h"
 #include "tiled_layers.h"
 
 namespace {
@@ -117,8 +119,16 @@ struct Tokens {
   const int64_t *ids, *previous, *slots, *positions;
 
   explicit Tokens(const at::Tensor& tokens)
-      : count(tokens.size(1)), ids(tokens.const_data_ptr<int64_t>()), previous(ids + count), slots(previous + count),
-        positions(slots + count) {}
+      : Tokens(tokens.const_data_ptr<int64_t>(), tokens.size(1)) {
+    TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == 4 && tokens.is_contiguous(), "tokens are [4, n]");
+  }
+
+  explicit Tokens(const std::vector<int64_t>& tokens) : Tokens(tokens.data(), static_cast<int64_t>(tokens.size()) / 4) {
+    TORCH_CHECK(tokens.size() % 4 == 0, "tokens are [4, n]");
+  }
+
+ private:
+  Tokens(const int64_t* all, int64_t n) : count(n), ids(all), previous(ids + n), slots(previous + n), positions(slots + n) {}
 };
 
 template <class Number>
@@ -146,8 +156,55 @@ struct DrafterMemory : torch::CustomClassHolder {
   void remember(
       const at::Tensor& tokens_tensor, const std::vector<at::Tensor>& tapped, const std::vector<at::Tensor>& target,
       const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) {
-    check(tokens_tensor, tapped, target, caches, scratches);
-    const Tokens tokens(tokens_tensor);
+    take(Tokens(tokens_tensor), tapped, target, caches, scratches);
+  }
+
+  // The same of tokens [4·n] that are of a step, whose hidden states stand in these rows of `tapped`. Lists, as making tensors of them takes
+  // longer.
+  void remember_rows(
+      const std::vector<int64_t>& tokens, const std::vector<at::Tensor>& tapped, const std::vector<int64_t>& rows,
+      const std::vector<at::Tensor>& target, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) {
+    std::vector<at::Tensor> of_tokens;
+    for (const at::Tensor& all : tapped) {
+      TORCH_CHECK(tiles::is_stored<Number>(all) && all.dim() == 2, "hidden states have other sizes");
+      const int64_t size = all.size(1), count = static_cast<int64_t>(rows.size());
+      of_tokens.push_back(at::empty({count, size}, all.options()));
+      for (int64_t row = 0; row < count; ++row) {
+        TORCH_CHECK(rows[row] >= 0 && rows[row] < all.size(0), "no row ", rows[row]);
+        std::copy_n(numbers<Number>(all) + rows[row] * size, size, of_tokens.back().template data_ptr<Number>() + row * size);
+      }
+    }
+    take(Tokens(tokens), of_tokens, target, caches, scratches);
+  }
+
+  // Where memory is paired, lets that of the tokens before these be what is drafted from: it is kept in these tokens' rows.
+  void pair(const at::Tensor& tokens, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) {
+    make_pairs(Tokens(tokens), caches, scratches);
+  }
+
+  // As BlockDrafter.draft, for texts in the caches' first slots, with `scratches` as above; before that the newest memory of each, where
+  // it is paired, is paired with the root.
+  typename moaserve::BlockDrafter<Number>::Nodes draft(
+      const c10::intrusive_ptr<moaserve::BlockDrafter<Number>>& drafter, const std::vector<int64_t>& scratches,
+      const std::vector<at::Tensor>& caches, const std::vector<int64_t>& texts, const std::vector<std::vector<int64_t>>& rare,
+      const std::vector<at::Tensor>& sampling, int64_t depth, int64_t breadth, int64_t nodes, double min_reach, double temperature) {
+    if (paired()) {
+      const size_t count = rare.size();
+      TORCH_CHECK(texts.size() == 5 * count, "texts are [5, B], and each has rare tokens");
+      std::vector<int64_t> tokens(4 * count, 0);
+      std::copy_n(texts.begin(), count, tokens.begin());
+      std::iota(tokens.begin() + 2 * count, tokens.begin() + 3 * count, 0);
+      std::copy_n(texts.begin() + 2 * count, count, tokens.begin() + 3 * count);
+      make_pairs(Tokens(tokens), caches, scratches);
+    }
+    return drafter->draft(caches, texts, rare, sampling, depth, breadth, nodes, min_reach, temperature);
+  }
+
+ private:
+  void take(
+      const Tokens& tokens, const std::vector<at::Tensor>& tapped, const std::vector<at::Tensor>& target,
+      const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) {
+    check(tokens, tapped, target, caches, scratches);
     const at::Tensor stream = at::empty({tokens.count, size_}, tensors_[0].options().dtype(at::kFloat));
     auto* rows = stream.data_ptr<float>();
     embed(tokens.ids, tokens.count, rows);
@@ -173,16 +230,13 @@ struct DrafterMemory : torch::CustomClassHolder {
     }
   }
 
-  // Where memory is paired, lets that of the tokens before these be what is drafted from: it is kept in these tokens' rows.
-  void pair(const at::Tensor& tokens_tensor, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) {
+  void make_pairs(const Tokens& tokens, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) {
     TORCH_CHECK(paired(), "memory is not paired");
-    check(tokens_tensor, caches, scratches);
-    const Tokens tokens(tokens_tensor);
+    check(tokens, caches, scratches);
     const at::Tensor stream = pair_before(tokens, caches, scratches);
     write(stream.const_data_ptr<float>(), tokens, Places<Number>{caches[2], scratches[3]});
   }
 
- private:
   bool has_entry() const { return tensors_.size() > 17; }
   bool paired() const { return tensors_.size() > 18; }
 
@@ -307,24 +361,23 @@ struct DrafterMemory : torch::CustomClassHolder {
   }
 
   void check(
-      const at::Tensor& tokens, const std::vector<at::Tensor>& tapped, const std::vector<at::Tensor>& target,
+      const Tokens& tokens, const std::vector<at::Tensor>& tapped, const std::vector<at::Tensor>& target,
       const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) const {
     check(tokens, caches, scratches);
     TORCH_CHECK(static_cast<int64_t>(target.size()) == layers_, "LSA over ", layers_, " layers got ", target.size());
     TORCH_CHECK(tapped.size() == (has_entry() ? 1 : 0), "an entry reads hidden states, and nothing else does");
     for (const at::Tensor& hidden : tapped) {
       TORCH_CHECK(
-          tiles::is_stored<Number>(hidden) && hidden.dim() == 2 && hidden.size(0) == tokens.size(1) &&
+          tiles::is_stored<Number>(hidden) && hidden.dim() == 2 && hidden.size(0) == tokens.count &&
               hidden.size(1) == size_,
           "hidden states have other sizes");
     }
-    for (const at::Tensor& layer : target) check(Tokens(tokens), layer, layer_size_, scratches[0]);
+    for (const at::Tensor& layer : target) check(tokens, layer, layer_size_, scratches[0]);
   }
 
-  void check(const at::Tensor& tensor, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) const {
-    TORCH_CHECK(tensor.dim() == 2 && tensor.size(0) == 4 && tensor.size(1) > 0 && tensor.is_contiguous(), "tokens are [4, n]");
+  void check(const Tokens& tokens, const std::vector<at::Tensor>& caches, const std::vector<int64_t>& scratches) const {
+    TORCH_CHECK(tokens.count > 0, "no tokens");
     TORCH_CHECK(caches.size() == (has_entry() ? 3 : 2) && scratches.size() == caches.size() + 1, "a cache or its scratch rows are missing");
-    const Tokens tokens(tensor);
     for (size_t i = 0; i < caches.size(); ++i) check(tokens, caches[i], i < 2 ? 2 * kv_heads_ * head_dim_ : size_, scratches[i + 1]);
     for (int64_t row = 0; row < tokens.count; ++row) {
       for (const int64_t token : {tokens.ids[row], paired() ? tokens.previous[row] : 0}) {
@@ -361,6 +414,15 @@ struct DrafterMemory : torch::CustomClassHolder {
   void remember(
       const at::Tensor&, const std::vector<at::Tensor>&, const std::vector<at::Tensor>&, const std::vector<at::Tensor>&,
       const std::vector<int64_t>&) {}
+  void remember_rows(
+      const std::vector<int64_t>&, const std::vector<at::Tensor>&, const std::vector<int64_t>&, const std::vector<at::Tensor>&,
+      const std::vector<at::Tensor>&, const std::vector<int64_t>&) {}
+  std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>> draft(
+      const c10::intrusive_ptr<moaserve::BlockDrafter<Number>>&, const std::vector<int64_t>&, const std::vector<at::Tensor>&,
+      const std::vector<int64_t>&, const std::vector<std::vector<int64_t>>&, const std::vector<at::Tensor>&, int64_t, int64_t, int64_t,
+      double, double) {
+    return {};
+  }
   void pair(const at::Tensor&, const std::vector<at::Tensor>&, const std::vector<int64_t>&) {}
 };
 
@@ -373,6 +435,8 @@ void add_drafter_memory(torch::Library& library, const char* name) {
   library.class_<DrafterMemory<Number>>(name)
       .def(torch::init<std::vector<at::Tensor>, int64_t, int64_t, int64_t, int64_t, double>())
       .def("remember", &DrafterMemory<Number>::remember)
+      .def("remember_rows", &DrafterMemory<Number>::remember_rows)
+      .def("draft", &DrafterMemory<Number>::draft)
       .def("pair", &DrafterMemory<Number>::pair);
 }
 

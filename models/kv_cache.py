@@ -46,6 +46,8 @@ class KVCache:
         )
         self._slots = self.data[:, :-1].unflatten(1, (self.num_slots, self.rows_per_slot)).unflatten(3, shape)
         self._layers: tuple[Tensor, ...] = self.data.unbind(0)
+        if self.data.device.type == "cpu":  # numpy has no bfloat16, and what is moved may be taken for any numbers
+            self._numbers = self.data.view(torch.uint8).numpy()
         self._views: dict[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = {}
         self._windows: dict[tuple[int, int], list[Tensor]] = {}
 
@@ -97,6 +99,10 @@ class KVCache:
     def move_rows(self, source: Tensor, destination: Tensor) -> None:
         """Copy flat rows ``source`` [n] to ``destination`` [n] in every layer."""
         self.data.index_copy_(1, destination, self.data.index_select(1, source))
+
+    def move_listed_rows(self, source: Sequence[int], destination: Sequence[int]) -> None:
+        """The same of a cache on a CPU, by numpy: PyTorch takes longer than the few rows of a step do."""
+        self._numbers[:, destination] = self._numbers[:, source]
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot into another."""

@@ -29,6 +29,11 @@ class LeadingCache(KVCache):
         with self.orders.order("move_rows", tensors=(source, destination)):
             super().move_rows(source, destination)
 
+    def move_listed_rows(self, source: Sequence[int], destination: Sequence[int]) -> None:
+        """As in KVCache."""
+        with self.orders.order("move_listed_rows", source, destination):
+            super().move_listed_rows(source, destination)
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """As in KVCache."""
         with self.orders.order("move_slot", source, destination, length):

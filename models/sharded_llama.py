@@ -140,6 +140,10 @@ class Follower:
         """See KVCache."""
         self.cache.move_rows(source, destination)
 
+    def move_listed_rows(self, source: Sequence[int], destination: Sequence[int]) -> None:
+        """See KVCache."""
+        self.cache.move_listed_rows(source, destination)
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """See KVCache."""
         self.cache.move_slot(source, destination, length)

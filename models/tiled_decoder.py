@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from models import cached_attention, tiled_linear
-from models.graph_runner import of_dense
 from models.layers import DecoderLayer, Linear
-from models.llama import CompiledGraph, Later, LayersInTwoGoes, Llama
+from models.llama import Later, Llama
 from models.tiles import operator_class
 
 
@@ -23,7 +22,7 @@ def suits(target: Llama) -> bool:
     return all(linear.bias is None and tiled_linear.suits(linear.weight) for linear in linears)
 
 
-def tiled_decoder(target: Llama) -> LayersInTwoGoes:
+def tiled_decoder(target: Llama) -> TiledLayers:
     """Stands in for ``target``'s layers as ``compiled.decoder_graph`` does, with a copy of their weights.
 
     ``graph_runner.load_runner`` must have been called. Other threads go on while it runs.
@@ -38,24 +37,28 @@ def tiled_decoder(target: Llama) -> LayersInTwoGoes:
     size = sum(parameter.nbytes for parameter in target.layers.parameters())
     weights = tiled_linear.in_one_piece((tensor for layer in layers for tensor in layer_tensors(layer)), size)
     sizes = config.num_kv_heads, config.head_dim, config.rms_norm_eps
-    return _TiledLayers(operator_class("Decoder", target.dtype)(dense + weights, *sizes))
+    return TiledLayers(operator_class("Decoder", target.dtype)(dense + weights, *sizes))
 
 
-class _TiledLayers:
-    def __init__(self, decoder: Any) -> None:
-        self._decoder = decoder
+class TiledLayers:
+    """An ``operator`` as ``Llama.compiled``: LayersInTwoGoes."""
+
+    def __init__(self, operator: Any) -> None:
+        self.operator = operator
 
     def __call__(self, inputs: list[Tensor], wanted: int = 0) -> list[Tensor]:
+        """As in CompiledLayers."""
         return self._run(inputs, wanted, wanted)
 
     def in_two_goes(self, inputs: list[Tensor], wanted: int, told: int) -> tuple[Tensor, Later]:
+        """As in LayersInTwoGoes."""
         hidden, *unfinished = self._run(inputs, wanted, told)
         if not unfinished:
             return hidden, lambda: hidden
-        return hidden, lambda: torch.cat((self._decoder.finish(*unfinished), hidden))
+        return hidden, lambda: torch.cat((self.operator.finish(*unfinished), hidden))
 
     def _run(self, inputs: list[Tensor], wanted: int, later: int) -> list[Tensor]:
-        out: list[Tensor] = self._decoder.run([each.contiguous() for each in inputs], wanted, later)
+        out: list[Tensor] = self.operator.run([each.contiguous() for each in inputs], wanted, later)
         return out
 
 
@@ -64,13 +67,13 @@ def suits_head(target: Llama) -> bool:
     return target.lm_head.bias is None and tiled_linear.suits(target.lm_head.weight)
 
 
-def tiled_head(target: Llama) -> CompiledGraph:
-    """Hidden states [n, E] -> logits [n, V] in float32, and each row's best token [n]; with a copy of the weight.
+def tiled_head(target: Llama) -> Any:
+    """An operator that runs as a graph: hidden states [n, E] -> logits [n, V] in float32, and each row's best token [n].
 
-    Rounded to bfloat16, one row of logits in twenty or so would have two that are largest.
+    It has a copy of the weight. Rounded to bfloat16, one row of logits in twenty or so would have two that are largest.
     """
     weight = tiled_linear.tiled(target.lm_head.weight.detach())
-    return of_dense(operator_class("Head", target.dtype)(weight).run)
+    return operator_class("Head", target.dtype)(weight)
 
 
 def layer_tensors(layer: DecoderLayer) -> list[Tensor]:

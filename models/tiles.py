@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ TYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """What operators store."""
 
 _loaded = False
+
+Value = TypeVar("Value")
 
 
 def loaded() -> bool:
@@ -49,6 +51,12 @@ def has_operators() -> bool:
 def operator_class(name: str, dtype: torch.dtype) -> Any:
     """An operator with weights of its own, for those of a type."""
     return getattr(torch.classes.moaserve, f"{name}_{TYPES[dtype]}")
+
+
+def in_rows(values: list[Value], rows: int) -> list[list[Value]]:
+    """What an operator gives in one list, cut to so many."""
+    width = len(values) // rows
+    return [values[first : first + width] for first in range(0, rows * width, width)] if width else [[] for _ in range(rows)]
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

@@ -192,7 +192,7 @@ class Tree {
 
   // The best `count` candidates as a tree: outputs, parents' rows (the root's is 0) and probabilities, best first. A node scores
   // less than its parent, so parents come before children.
-  void best(int64_t count, const Outputs& outputs, int64_t* tokens, int64_t* parents, float* probabilities) const {
+  void best(int64_t count, const Outputs& outputs, int64_t* tokens, int64_t* parents, double* probabilities) const {
     std::vector<int64_t> order(proposed_.size() - 1), rows(proposed_.size(), 0);
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i) + 1;
     std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int64_t a, int64_t b) {

@@ -1,64 +1,10 @@
-// Where draft trees stand in a cache and what their rows see, for masks of a cache's type: what TreeLayout in batch.py computes, and for roots
-// alone decode_plan in plans.py.
+// Registers the class of tree_layout.h.
 
-#include <ATen/ops/empty.h>
-#include <torch/custom_class.h>
-
-#include <algorithm>
-#include <limits>
-
-namespace {
-
-template <class Number>
-struct TreeLayout : torch::CustomClassHolder {
-  TreeLayout(int64_t scratch, int64_t rows_per_slot, int64_t groups) : scratch_(scratch), rows_per_slot_(rows_per_slot), groups_(groups) {}
-
-  // Parents [B, N] as in DraftTree, lengths of the texts before the trees [B], and columns [S], of which only their number counts ->
-  // positions [B, N+1], cache rows [B, N+1], additive mask [B, 1, (N+1)·groups, scratch + S]. Roots alone (N = 0) go straight to
-  // their place in the text, trees to scratch rows.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const {
-    TORCH_CHECK(inputs.size() == 3 && inputs[0].dim() == 2 && inputs[1].numel() == inputs[0].size(0), "trees and texts do not belong together");
-    const at::Tensor &parents = inputs[0], &lengths = inputs[1];
-    for (const at::Tensor& input : inputs) TORCH_CHECK(input.is_contiguous() && input.scalar_type() == at::kLong, "dense integers");
-    const int64_t texts = parents.size(0), rows = parents.size(1) + 1, columns = inputs[2].numel(), span = scratch_ + columns;
-    TORCH_CHECK(rows <= scratch_, "trees of ", rows, " rows do not fit ", scratch_, " scratch rows");
-    const at::Tensor positions = at::empty({texts, rows}, parents.options()), write = at::empty({texts, rows}, parents.options());
-    const at::Tensor mask = at::empty({texts, 1, rows * groups_, span}, parents.options().dtype(c10::CppTypeToScalarType<Number>::value));
-    const auto *parent = parents.const_data_ptr<int64_t>(), *length = lengths.const_data_ptr<int64_t>();
-    auto *position = positions.data_ptr<int64_t>(), *place = write.data_ptr<int64_t>();
-    auto* seen = mask.data_ptr<Number>();
-    const auto hidden = static_cast<Number>(-std::numeric_limits<float>::infinity()), visible = static_cast<Number>(0.0f);
-    const bool straight = rows == 1;
-    for (int64_t text = 0; text < texts; ++text, parent += rows - 1) {
-      const int64_t known = std::clamp<int64_t>(length[text] + straight, 0, columns);
-      for (int64_t row = 0; row < rows; ++row, seen += groups_ * span) {
-        std::fill_n(seen, scratch_, hidden);
-        std::fill_n(seen + scratch_, known, visible);
-        std::fill_n(seen + scratch_ + known, columns - known, hidden);
-        int64_t depth = 0;
-        for (int64_t above = row; above != 0; ++depth) {
-          seen[above] = visible;
-          TORCH_CHECK(parent[above - 1] >= 0 && parent[above - 1] < above, "a parent stands behind its child");
-          above = parent[above - 1];
-        }
-        if (!straight) seen[0] = visible;
-        for (int64_t group = 1; group < groups_; ++group) std::copy_n(seen, span, seen + group * span);
-        *position++ = length[text] + depth;
-        *place++ = text * rows_per_slot_ + (straight ? scratch_ + length[text] : row);
-      }
-    }
-    return {positions, write, mask};
-  }
-
- private:
-  int64_t scratch_, rows_per_slot_, groups_;
-};
-
-}  // namespace
+#include "tree_layout.h"
 
 template <class Number>
 void add_layout(torch::Library& library, const char* name) {
-  library.class_<TreeLayout<Number>>(name).def(torch::init<int64_t, int64_t, int64_t>()).def("run", &TreeLayout<Number>::run);
+  library.class_<moaserve::TreeLayout<Number>>(name).def(torch::init<int64_t, int64_t, int64_t>()).def("run", &moaserve::TreeLayout<Number>::run);
 }
 
 TORCH_LIBRARY_FRAGMENT(moaserve, library) {

@@ -17,19 +17,23 @@ from speculative.tree import DraftTree, ancestors
 from speculative.verification import Acceptance, verify_tree
 
 
-def accept_paths(batch: Many[Sequence], tree: DraftTree, logits: Tensor, best: Tensor) -> list[Acceptance]:
+def accept_paths(batch: Many[Sequence], tree: DraftTree, logits: Tensor, best: Tensor | list[list[int]]) -> list[Acceptance]:
     """The path that the target itself would have taken through each tree.
 
     ``logits`` [B, N+1, V] are of all rows, ``best`` [B, N+1] the likeliest token of each.
     """
-    drawn = _drawn(batch, tree, logits) if draws_together(logits.device) else None
-    greedy, tokens, parents, *others = _values(best, tree.tokens, tree.parents, *(() if drawn is None else (drawn,)))
+    if isinstance(best, list):
+        greedy, tokens, parents, others = best, tree.token_lists, tree.parent_lists, []
+    else:
+        drawn = _drawn(batch, tree, logits) if draws_together(logits.device) else None
+        greedy, tokens, parents, *others = _values(best, tree.tokens, tree.parents, *(() if drawn is None else (drawn,)))
     accepted: list[Acceptance] = []
     for index, sequence in enumerate(batch):
         size, room = tree.sizes[index], sequence.max_length - len(sequence.tokens)
 
         def target_choice(row: int, index: int = index, sequence: Sequence = sequence) -> int:
-            return sequence.sampler.choose(logits[index, row], greedy[index][row], others[0][index][row] if others else -1)
+            drawn = others[0][index][row] if others else -1
+            return sequence.sampler.choose(lambda: logits[index, row], greedy[index][row], drawn)
 
         accepted.append(verify_tree(tokens[index][:size], parents[index][:size], target_choice, room))
     return accepted
@@ -78,12 +82,12 @@ def keep_paths(
     # Token and the one before it, slot and position; where it stands in the cache now and from now on, and among all rows.
     columns: list[list[int]] = [[] for _ in range(7)]
     tokens, previous, slots, positions, drafted, final, rows = columns
-    drafter_sees: list[int] = []
+    unseen: list[int] = []
     straight = tree.straight or (False,) * len(batch)
     for n, (sequence, acceptance) in enumerate(zip(batch, accepted, strict=True)):
         first, count = sequence.num_computed, len(acceptance.tokens)
-        if sequence.speculative:
-            drafter_sees.extend(range(len(tokens), len(tokens) + count))
+        if not sequence.speculative:
+            unseen.extend(range(len(tokens), len(tokens) + count))
         path, verified = (0, *acceptance.rows), (sequence.tokens[-1], *acceptance.tokens[:-1])
         tokens += verified
         previous += (sequence.token_before(first), *verified[:-1])
@@ -94,14 +98,24 @@ def keep_paths(
         start = cache.flat_row(sequence.slot, -cache.scratch)
         drafted += places if straight[n] else [start + row for row in path]
         rows += [n * tree.num_rows + row for row in path]
-    if tree.num_rows == 1 and not drafter_sees:
+    if tree.num_rows == 1 and len(unseen) == len(tokens):
         return None
-    # One tensor instead of seven: making one costs more than its few numbers.
-    kept = torch.tensor(columns, device=cache.data.device)
-    drafted_rows, final_rows, tree_rows = kept[4:]
-    if tree.num_rows > 1:
+    if cache.data.device.type != "cpu":
+        told = _moved(cache, torch.tensor(columns, device=cache.data.device), tapped, moves=tree.num_rows > 1)
+    else:
+        if tree.num_rows > 1:
+            cache.move_listed_rows(drafted, final)
+        told = VerifiedTokens(columns[:4], tapped, places=rows)
+    if not unseen:
+        return told
+    left_out = frozenset(unseen)
+    seen = torch.tensor([n for n in range(len(tokens)) if n not in left_out], dtype=torch.long, device=cache.data.device)
+    return told.only(seen) if len(seen) else None
+
+
+def _moved(cache: KVCache, columns: Tensor, tapped: Tensor | None, *, moves: bool) -> VerifiedTokens:
+    """The same by one tensor [7, n] of all numbers: each that is sent to a GPU takes longer than they do."""
+    drafted_rows, final_rows, tree_rows = columns[4:]
+    if moves:
         cache.move_rows(drafted_rows, final_rows)
-    if not drafter_sees:
-        return None
-    told = VerifiedTokens(kept[:4], None if tapped is None else tapped.index_select(0, tree_rows))
-    return told.only(torch.tensor(drafter_sees, device=kept.device)) if len(drafter_sees) < len(tokens) else told
+    return VerifiedTokens(columns[:4], None if tapped is None else tapped.index_select(0, tree_rows))

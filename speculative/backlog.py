@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -95,7 +94,7 @@ class Backlog:
 
 def with_taps(verified: VerifiedTokens, tapped: Later | None) -> VerifiedTokens:
     """The same with what is tapped of them, worked out now."""
-    return verified if tapped is None else replace(verified, tapped=tapped())
+    return verified if tapped is None else verified.with_taps(tapped())
 
 
 def _within(most: int, sizes: list[int]) -> int:

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention import AttentionPlan, additive
-from models.graph_runner import of_dense
 from models.kv_cache import KVCache
 from models.llama import CompiledGraph
 from models.plans import counting, decode_plan, span_of
 from models.tiles import TYPES, operator_class
+from speculative.sequence import Sequence
 from speculative.tree import DraftTree, ancestors
+
+
+class TreePass(Protocol):
+    """The target's pass over a step's trees, all in one."""
+
+    def suits(self, batch: Many[Sequence], tree: DraftTree) -> bool:
+        """Whether it is for these texts, in consecutive slots, and their trees."""
+
+    def __call__(
+        self, roots: list[int], tree: DraftTree, lengths: list[int], first_slot: int
+    ) -> tuple[Tensor, Tensor | list[list[int]], Tensor | None]:
+        """Trees of these roots [B], after texts of ``lengths`` [B] in slots from ``first_slot`` on.
+
+        Logits [B, N+1, V], each row's best token [B, N+1], and what is tapped [B·(N+1), taps·E]; all hold until the next call.
+        """
+
+
+def token_ids_of(roots: list[int], tree: DraftTree, device: torch.device) -> Tensor:
+    """Roots and nodes [B, N+1]."""
+    return torch.cat((torch.tensor(roots, device=device).unsqueeze(1), tree.tokens.to(device)), dim=1)
 
 
 def verify_plan(
@@ -98,6 +120,6 @@ def layout_suits(cache: KVCache) -> bool:
     return cache.data.dtype in TYPES and cache.data.device.type == "cpu"
 
 
-def layout_operator(cache: KVCache, groups: int) -> CompiledGraph:
-    """Stands in for TreeLayout and for ``decode_plan``, a number at a time: see ``models/tree_layout.cpp``."""
-    return of_dense(operator_class("TreeLayout", cache.data.dtype)(cache.scratch, cache.rows_per_slot, groups).run)
+def layout_operator(cache: KVCache, groups: int) -> Any:
+    """An operator that runs as a graph in the place of TreeLayout and ``decode_plan``: see ``models/tree_layout.h``."""
+    return operator_class("TreeLayout", cache.data.dtype)(cache.scratch, cache.rows_per_slot, groups)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from models.compiled import DYNAMIC, Graph, decoder_graph
-from models.graph_runner import load_graph, load_long_graph, load_runner
+from models.graph_runner import load_graph, load_long_graph, load_runner, of_dense
 from models.kv_cache import KVCache
 from models.llama import Llama, of_all_rows
-from models.tiled_decoder import suits, suits_head, tiled_decoder, tiled_head
+from models.tiled_decoder import TiledLayers, suits, suits_head, tiled_decoder, tiled_head
 from speculative.batch import TreeLayout, layout_operator, layout_suits
 from speculative.config import EngineConfig
 from speculative.drafters.moa import MoADrafter
@@ -21,6 +21,7 @@ from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.packages import Recipe, packages
 from speculative.sampling import argmax
+from speculative.tiled_verification import TiledVerification
 
 
 class _Head(nn.Module):
@@ -46,11 +47,17 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     target = engine.target
     target.compiled = of_all_rows(load_long_graph(paths.pop("decoder"))) if "decoder" in paths else tiled_decoder(target)
     loaded = {name: load_graph(package) for name, package in paths.items()}
-    engine.compiled = {"head": loaded.pop("head") if "head" in loaded else tiled_head(target)}
-    if "layout" in loaded:
+    head = None if "head" in loaded else tiled_head(target)
+    layout = None if "layout" in loaded else layout_operator(engine.cache, target.config.groups)
+    engine.compiled = {"head": loaded.pop("head") if head is None else of_dense(head.run)}
+    if layout is None:
         engine.compiled["layout"] = loaded.pop("layout")
     else:
-        engine.compiled |= dict.fromkeys(("layout", "root_layout"), layout_operator(engine.cache, target.config.groups))
+        engine.compiled |= dict.fromkeys(("layout", "root_layout"), of_dense(layout.run))
+    taps_suit = engine.taps in ((), (target.config.num_layers,))
+    if isinstance(target.compiled, TiledLayers) and head is not None and layout is not None and taps_suit:
+        layers = target.compiled.operator
+        engine.tree_pass = TiledVerification(layout, layers, head, engine.cache, taps=bool(engine.taps))
     drafter = innermost(engine.drafter)
     if isinstance(drafter, MoADrafter) and not drafter.borrowed:
         use_compiled(drafter, loaded)

@@ -13,7 +13,7 @@ from models.kv_cache import KVCache
 from models.llama import CompiledGraph, Llama
 from models.plans import prefill_plan
 from speculative.acceptance import accept_paths, path_logprobs
-from speculative.batch import verify_plan
+from speculative.batch import TreePass, token_ids_of, verify_plan
 from speculative.config import EngineStatus, ModelInfo, RemoteInfo
 from speculative.costs import StepTimes
 from speculative.drafters.base import Drafter
@@ -23,7 +23,6 @@ from speculative.policy import DraftShape, SpeculationPolicy
 from speculative.prefixes import Prefixes
 from speculative.ranks import Ranks
 from speculative.remote.memory import MemoryReader
-from speculative.replayed_verification import ReplayedVerification
 from speculative.request import Grammar, OfferedTree, Request, RequestOutput, TokenLogprob
 from speculative.sampling import argmax
 from speculative.scheduler import PrefillChunk, Scheduler
@@ -40,9 +39,9 @@ class Engine:
     """Decodes many requests together, each with drafts from one drafter. Not thread-safe: one thread owns it.
 
     ``before_pass`` is called whenever the target is about to run, which takes the interpreter from nobody, or the drafter on what
-    it has missed. ``compiled`` holds graphs that stand in for parts of a step, by name: see ``compiling``; ``replayed`` for all of
-    the target's work on a tree: see ``replaying``. ``ranks`` are the processes that share the target with this one, if there are
-    any.
+    it has missed. ``compiled`` holds graphs that stand in for parts of a step, by name: see ``compiling``; ``tree_pass`` does all
+    of the target's work on trees: see there and ``replaying``. ``ranks`` are the processes that share the target with this one, if
+    there are any.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Engine:
         self._device = target.device  # a module looks for its own anew each time
         self.largest_shape = largest_shape
         self.compiled: dict[str, CompiledGraph] = {}
-        self.replayed: ReplayedVerification | None = None
+        self.tree_pass: TreePass | None = None
         self.ranks: Ranks | None = None
         self.eos_token_ids = eos_token_ids
         self._texts = Texts(tokenizer, info.vocab_size, eos_token_ids)
@@ -283,18 +282,19 @@ class Engine:
         offered = [sequence.offered for sequence in batch]
         return tree.with_offered(offered, self.cache.scratch - 1) if any(offered) else tree
 
-    def _verify(self, batch: list[Sequence], tree: DraftTree) -> tuple[list[Sequence], DraftTree, Tensor, Tensor, Tensor | None]:
+    def _verify(
+        self, batch: list[Sequence], tree: DraftTree
+    ) -> tuple[list[Sequence], DraftTree, Tensor, Tensor | list[list[int]], Tensor | None]:
         """One target pass over all roots and nodes.
 
         The sequences that did not have to wait and their trees; logits [B, N+1, V] and each row's best token [B, N+1] of these, and
         what the drafter tapped [B·(N+1), …].
         """
-        roots = self._tensor([sequence.tokens[-1:] for sequence in batch])
-        token_ids = torch.cat((roots, tree.tokens.to(roots)), dim=1)
-        lengths = [sequence.num_computed for sequence in batch]
-        if self.replayed is not None and self.replayed.suits(batch, tree):
+        roots, lengths = [sequence.tokens[-1] for sequence in batch], [sequence.num_computed for sequence in batch]
+        if self.tree_pass is not None and self.tree_pass.suits(batch, tree):
             self.before_pass()
-            return batch, tree, *self.replayed(token_ids, tree.parents, lengths)
+            return batch, tree, *self.tree_pass(roots, tree, lengths, batch[0].slot)
+        token_ids = token_ids_of(roots, tree, self._device)
         plan = verify_plan(self.cache, self.target.config.groups, lengths, tree, self.compiled, batch[0].slot)
         self.before_pass()
         hidden, tapped = self.target.forward_tapped(token_ids.flatten(), plan, self.cache, self.taps)

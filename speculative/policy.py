@@ -9,8 +9,6 @@ from itertools import accumulate
 from math import inf, isnan
 from typing import Protocol
 
-from torch import Tensor
-
 from speculative.costs import StepCosts, StepTimes, doubling
 from speculative.expectations import Expectations
 from speculative.sequence import Sequence
@@ -222,11 +220,12 @@ class AdaptivePolicy:
         nodes = tree.num_rows - 1
         if not nodes:
             return tree
-        self._cuts = tree.probabilities is not None
-        if tree.probabilities is None or any(tree.straight):
+        probabilities = tree.probability_lists
+        self._cuts = probabilities is not None
+        if probabilities is None or any(tree.straight):
             return tree
         size, tokens, draft = len(batch), _tokens(batch), self._of(len(batch)).drafts[self._aim]
-        worths = self._worths(tree.probabilities, tree.sizes, batch)
+        worths = self._worths(probabilities, tree.sizes, batch)
         best, count = 0.0, 0
         longest = 2 * self.costs.plain(size, tokens) if self._trying else inf
         verifications = self.costs.verifications(size, tokens, range(nodes + 1))
@@ -236,13 +235,14 @@ class AdaptivePolicy:
                 best, count = rate, number
         return tree.cut(count) if count < nodes else tree
 
-    def _worths(self, probabilities: Tensor, sizes: Many[int], batch: Many[Sequence]) -> list[float]:
+    def _worths(self, probabilities: Many[list[float]], sizes: Many[int], batch: Many[Sequence]) -> list[float]:
         """Tokens that each node, of all texts together, is expected to bring; those whose probability is not known count as sure.
 
         ``probabilities`` [B, N]. In plain Python: for so few numbers PyTorch's operations take longer than a drafted level.
         """
-        promised, sure, texts = [0.0] * probabilities.shape[1], [0] * probabilities.shape[1], 0
-        for sequence, size, nodes in zip(batch, sizes, probabilities.tolist(), strict=True):
+        width = len(probabilities[0])
+        promised, sure, texts = [0.0] * width, [0] * width, 0
+        for sequence, size, nodes in zip(batch, sizes, probabilities, strict=True):
             if not sequence.drafts_here:
                 continue
             if isnan(nodes[0]):
@@ -269,7 +269,8 @@ class AdaptivePolicy:
         if step.told:
             usual.told += (_WEIGHT if usual.told else 1.0) * (step.told - usual.told)
         share = self.expected.share(max(1, step.nodes)) if self._cuts else 1.0
-        promised = [None] * len(batch) if tree.probabilities is None else map(sum, tree.probabilities.tolist())
+        known_of = tree.probability_lists
+        promised = [None] * len(batch) if known_of is None else map(sum, known_of)
         for sequence, tokens, promise, drafted in zip(batch, gained, promised, tree.sizes, strict=True):
             if sequence.drafts_here:
                 known = promise is not None and not isnan(promise) and drafted

@@ -13,7 +13,7 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.plans import counting, decode_plan_within, recorded_span
 from models.replay import Recorder, Replayed, rounded
-from speculative.batch import TreeLayout
+from speculative.batch import TreeLayout, token_ids_of
 from speculative.sampling import argmax
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
@@ -45,18 +45,18 @@ class ReplayedVerification:
             return False
         return not any(sequence.waits for sequence in batch)
 
-    def __call__(self, token_ids: Tensor, parents: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Roots and nodes [B, N+1], parents [B, N] as in DraftTree, and the texts' lengths.
-
-        Logits [B, N+1, V], each row's best token [B, N+1], and what is tapped [B·(N+1), taps·E]; all hold until the next call.
-        """
-        cache, (batch, rows) = self._cache, token_ids.shape
+    def __call__(
+        self, roots: list[int], tree: DraftTree, lengths: list[int], first_slot: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As in TreePass; ``first_slot`` is 0."""
+        cache, batch, rows = self._cache, len(roots), tree.num_rows
+        token_ids = token_ids_of(roots, tree, cache.data.device)
         texts = rounded(batch, cache.num_slots)
         most = 1 if rows == 1 else min(-(-rows // _ROWS) * _ROWS, cache.scratch)
         span = recorded_span(cache, max(lengths) + (rows == 1))
         # A slot's last place is never taken, as the token that would stand there ends its text.
         ends = torch.tensor(lengths + [cache.length - 1] * (texts - batch))
-        inputs = [_filled(token_ids, texts, most), _filled(parents, texts, most - 1), ends]
+        inputs = [_filled(token_ids, texts, most), _filled(tree.parents, texts, most - 1), ends]
         kind = (texts, most, span)
         outputs = self._replayed(kind, lambda inputs: self._run(inputs, span), inputs, cache.data.device)
         logits, best, *tapped = (each[:batch, :rows] for each in outputs)

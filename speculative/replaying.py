@@ -34,7 +34,7 @@ def replay_engine(engine: Engine, recorder: Callable[[], Recorder] | None = None
     Each part of a step gets a ``recorder`` of its own: trees are needed until they are verified, and passes until they are noted.
     """
     new_recorder = partial(CudaRecorder, engine.target.device) if recorder is None else recorder
-    engine.replayed = ReplayedVerification(engine.target, engine.cache, engine.taps, new_recorder())
+    engine.tree_pass = ReplayedVerification(engine.target, engine.cache, engine.taps, new_recorder())
     drafter = innermost(engine.drafter)
     if isinstance(drafter, TreeDrafter):
         drafter.trees, drafter.narrows = ReplayedTrees(drafter, engine, new_recorder()), False
@@ -52,25 +52,27 @@ class ReplayedTrees:
     def __call__(
         self,
         windows: list[Tensor],
-        texts: Tensor,
-        rare: Tensor,
+        texts: list[list[int]],
+        rare: list[list[int]],
         sampling: list[Tensor],
         depth: int,
         breadth: int,
         nodes: int,
         min_reach: float,
         temperature: float,
-    ) -> list[Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """As in DraftTrees; ``windows`` are where the drafter's caches are anyway."""
-        cache, batch = self._drafter.caches[0], texts.shape[1]
+        drafter, cache, batch = self._drafter, self._drafter.caches[0], len(rare)
         # Texts that are missing to a size that is recorded draft as the last one does, in slots of their own.
         size = rounded(batch, cache.num_slots)
-        span = recorded_span(cache, int(texts[2].max()))
+        span = recorded_span(cache, max(texts[2]))
         shape = DraftShape(depth, breadth, nodes, temperature=temperature)
-        inputs = [torch.tensor([min_reach]), *(padded(each, size) for each in (texts.T, rare, *sampling))]
+        of_texts = torch.tensor(texts).T, drafter.rare_tensor(rare), *sampling
+        inputs = [torch.tensor([min_reach]), *(padded(each, size) for each in of_texts)]
         kind = (size, span, bool(sampling), shape)
-        trees = self._replayed(kind, lambda inputs: self._run(inputs, span, shape), inputs, self._drafter.device)
-        return [each[:batch] for each in trees]
+        best = self._replayed(kind, lambda inputs: self._run(inputs, span, shape), inputs, drafter.device)
+        tokens, parents, probabilities = (each[:batch] for each in best)
+        return tokens, parents, probabilities
 
     def _run(self, inputs: list[Tensor], span: int, shape: DraftShape) -> list[Tensor]:
         least_reach, texts, rare, *settings = inputs

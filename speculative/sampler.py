@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,11 +36,14 @@ class Sampler:
         self._counted: _Counts | None = None
         self._bias: Tensor | None = None
 
-    def choose(self, logits: Tensor, best: int, drawn: int = -1) -> int:
-        """The target's next token for a row of logits [V], whose likeliest is ``best``; ``drawn`` is what ``draw`` told of it."""
+    def choose(self, logits: Callable[[], Tensor], best: int, drawn: int = -1) -> int:
+        """The target's next token for a row of logits [V], whose likeliest is ``best``; ``drawn`` is what ``draw`` told of it.
+
+        Where that is enough nobody asks for the logits.
+        """
         if self.grammar is not None and self.grammar.ended:
             return best  # beyond the end of the text: nobody will read it
-        token = best if self._takes(best) else drawn if drawn >= 0 else self._choose(logits)
+        token = best if self._takes(best) else drawn if drawn >= 0 else self._choose(logits())
         self.take(token)
         return token
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,10 @@ from torch import Tensor
 
 from speculative.request import OfferedTree
 
+NOT_ASKED = float("nan")
+"""What stands in the place of a probability where a drafter was not asked."""
 
-@dataclass(frozen=True, slots=True)
+
 class DraftTree:
     """One tree per sequence, padded to the widest.
 
@@ -20,33 +22,69 @@ class DraftTree:
     ``tokens`` [B, N]; ``parents`` [B, N] holds rows, a parent's before its children's; ``sizes`` counts the real nodes of each
     sequence, which come first. Padding nodes have the root as parent. ``straight`` tells which sequences' drafts are chains that
     go straight to their place in the text instead of a slot's scratch rows, and may therefore be of any length; () is none.
-    ``probabilities`` [B, N] is what a drafter gives the paths to its nodes, NaN where it was not asked; None: it was not for any.
+    ``probabilities`` [B, N] is what a drafter gives the paths to its nodes, NOT_ASKED where it was not; None: it was not for any.
+
+    Trees are made of tensors, as they come from a GPU, or of lists, as operators for CPUs give and take them: making a tensor
+    of a few numbers takes longer than all that is done with them. What is asked for in the other form is made once.
     """
 
-    tokens: Tensor
-    parents: Tensor
-    sizes: tuple[int, ...]
-    straight: tuple[bool, ...] = ()
-    probabilities: Tensor | None = None
+    def __init__(
+        self,
+        tokens: Tensor | list[list[int]],
+        parents: Tensor | list[list[int]],
+        sizes: tuple[int, ...],
+        straight: tuple[bool, ...] = (),
+        probabilities: Tensor | list[list[float]] | None = None,
+    ) -> None:
+        self._tokens, self._parents, self._probabilities = tokens, parents, probabilities
+        self.sizes, self.straight = sizes, straight
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """The nodes' tokens [B, N]."""
+        return _tensor(self._tokens, torch.long)
+
+    @cached_property
+    def parents(self) -> Tensor:
+        """Rows of the nodes' parents [B, N]."""
+        return _tensor(self._parents, torch.long)
+
+    @cached_property
+    def probabilities(self) -> Tensor | None:
+        """How likely a drafter takes each node to be reached [B, N]."""
+        return None if self._probabilities is None else _tensor(self._probabilities, torch.float32)
+
+    @cached_property
+    def token_lists(self) -> list[list[int]]:
+        """``tokens``."""
+        return self._tokens.tolist() if isinstance(self._tokens, Tensor) else self._tokens
+
+    @cached_property
+    def parent_lists(self) -> list[list[int]]:
+        """``parents``."""
+        return self._parents.tolist() if isinstance(self._parents, Tensor) else self._parents
+
+    @cached_property
+    def probability_lists(self) -> list[list[float]] | None:
+        """``probabilities``."""
+        known = self._probabilities
+        return known.tolist() if isinstance(known, Tensor) else known
 
     @property
     def num_rows(self) -> int:
         """Rows of a verification: the root and N nodes."""
-        return self.tokens.shape[1] + 1
+        return 1 + (self._tokens.shape[1] if isinstance(self._tokens, Tensor) else len(self._tokens[0]))
 
     @classmethod
     def empty(cls, batch: int) -> DraftTree:
         """No drafts: plain decoding."""
-        none = torch.empty(batch, 0, dtype=torch.long)
+        none: list[list[int]] = [[]] * batch
         return cls(none, none, (0,) * batch)
 
     @classmethod
-    def from_chains(cls, chains: list[list[int]]) -> DraftTree:
-        """One chain of tokens per sequence; some may be empty."""
-        width = max((len(chain) for chain in chains), default=0)
-        tokens = torch.tensor([chain + [0] * (width - len(chain)) for chain in chains], dtype=torch.long).view(len(chains), width)
-        parents = torch.tensor([[j if j < len(chain) else 0 for j in range(width)] for chain in chains], dtype=torch.long)
-        return cls(tokens, parents.view(len(chains), width), tuple(len(chain) for chain in chains))
+    def from_chains(cls, chains: list[list[int]], probabilities: Sequence[Sequence[float]] | None = None) -> DraftTree:
+        """One chain of tokens per sequence, with the ``probabilities`` of its nodes; some may be empty."""
+        return padded(chains, [list(range(len(chain))) for chain in chains], probabilities)
 
     def with_chains(self, chains: list[list[int]]) -> DraftTree:
         """These trees, but chains in the place of those for which there is one."""
@@ -61,34 +99,40 @@ class DraftTree:
 
     def with_trees(self, trees: Sequence[tuple[Sequence[int], Sequence[int]] | None]) -> DraftTree:
         """These trees, but others (tokens and parents) in the place of those for which there is one."""
-        tokens, parents, sizes = self.tokens.tolist(), self.parents.tolist(), list(self.sizes)
-        for index, tree in enumerate(trees):
-            if tree is not None:
-                tokens[index], parents[index], sizes[index] = list(tree[0]), list(tree[1]), len(tree[0])
-        trees_of_all = replace(padded(tokens, parents, sizes, self.tokens.device), straight=self.straight)
-        if self.probabilities is None:
-            return trees_of_all
-        others = torch.tensor([tree is not None for tree in trees], device=self.tokens.device).unsqueeze(1)
-        known = F.pad(self.probabilities, (0, trees_of_all.tokens.shape[1] - self.tokens.shape[1]))
-        return replace(trees_of_all, probabilities=known.masked_fill(others, float("nan")))
-
-    def expecting(self, probabilities: Sequence[Sequence[float]]) -> DraftTree:
-        """The same drafts, each tree's first nodes having these ``probabilities``."""
-        width = self.tokens.shape[1]
-        known = [[*each, *[0.0] * (width - len(each))] for each in probabilities]
-        return replace(self, probabilities=torch.tensor(known, device=self.tokens.device).view(self.tokens.shape))
+        tokens, parents = list(self.token_lists), list(self.parent_lists)
+        for index, (tree, size) in enumerate(zip(trees, self.sizes, strict=True)):
+            if tree is None:
+                tokens[index], parents[index] = tokens[index][:size], parents[index][:size]
+            else:
+                tokens[index], parents[index] = list(tree[0]), list(tree[1])
+        known: list[list[float]] | None = None
+        if self.probability_lists is not None:
+            unknown = [NOT_ASKED] * max(map(len, tokens))
+            known = [row if tree is None else unknown for tree, row in zip(trees, self.probability_lists, strict=True)]
+        return padded(tokens, parents, known, self.straight)
 
     def only(self, rows: Sequence[int]) -> DraftTree:
         """Some sequences' trees."""
+
+        def some(values: list[list[int]]) -> list[list[int]]:
+            return [values[row] for row in rows]
+
         straight = tuple(self.straight[row] for row in rows) if self.straight else ()
-        known = None if self.probabilities is None else self.probabilities[rows]
-        return DraftTree(self.tokens[rows], self.parents[rows], tuple(self.sizes[row] for row in rows), straight, known)
+        known = None if self.probability_lists is None else [self.probability_lists[row] for row in rows]
+        return DraftTree(some(self.token_lists), some(self.parent_lists), tuple(self.sizes[row] for row in rows), straight, known)
 
     def cut(self, most: int) -> DraftTree:
         """The first ``most`` nodes of each tree."""
-        known = None if self.probabilities is None else self.probabilities[:, :most]
         sizes = tuple(min(size, most) for size in self.sizes)
-        return DraftTree(self.tokens[:, :most], self.parents[:, :most], sizes, self.straight, known)
+        if isinstance(self._tokens, Tensor):
+            known = None if self.probabilities is None else self.probabilities[:, :most]
+            return DraftTree(self.tokens[:, :most], self.parents[:, :most], sizes, self.straight, known)
+
+        def first(values: list[list[int]]) -> list[list[int]]:
+            return [row[:most] for row in values]
+
+        kept = None if self.probability_lists is None else [row[:most] for row in self.probability_lists]
+        return DraftTree(first(self.token_lists), first(self.parent_lists), sizes, self.straight, kept)
 
     def pruned(self, keep: Callable[[int, list[int], list[int]], Sequence[int]]) -> DraftTree:
         """These trees without the rows that are not kept.
@@ -98,32 +142,42 @@ class DraftTree:
         """
         tokens: list[list[int]] = []
         parents: list[list[int]] = []
-        kept: list[Sequence[int]] = []
-        for index, (some, above) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
+        known: list[list[float]] | None = None if self.probability_lists is None else []
+        for index, (some, above) in enumerate(zip(self.token_lists, self.parent_lists, strict=True)):
             rows = keep(index, some[: self.sizes[index]], above[: self.sizes[index]])
             place = {0: 0} | {row: number for number, row in enumerate(rows, 1)}
             tokens.append([some[row - 1] for row in rows])
             parents.append([place[above[row - 1]] for row in rows])
-            kept.append(rows)
-        left = padded(tokens, parents, list(map(len, tokens)), self.tokens.device)
-        if self.probabilities is None:
-            return left
-        known = torch.zeros_like(self.probabilities[:, : left.tokens.shape[1]])
-        for index, rows in enumerate(kept):
-            known[index, : len(rows)] = self.probabilities[index, [row - 1 for row in rows]]
-        return replace(left, probabilities=known)
+            if known is not None and self.probability_lists is not None:
+                known.append([self.probability_lists[index][row - 1] for row in rows])
+        return padded(tokens, parents, known)
 
     def straightened(self, straight: Sequence[bool]) -> DraftTree:
         """The same drafts, the chains among them that are told so going straight to their place."""
-        return replace(self, straight=tuple(straight))
+        return DraftTree(self._tokens, self._parents, self.sizes, tuple(straight), self._probabilities)
 
 
-def padded(tokens: list[list[int]], parents: list[list[int]], sizes: list[int], device: torch.device) -> DraftTree:
-    """Trees of these tokens and parents, of which so many in each are real, as DraftTree pads them."""
-    width = max(map(len, tokens), default=0)
-    filled = [[row + [0] * (width - len(row)) for row in rows] for rows in (tokens, parents)]
-    both = torch.tensor(filled, dtype=torch.long, device=device).view(2, len(sizes), width)
-    return DraftTree(both[0], both[1], tuple(sizes))
+def padded(
+    tokens: list[list[int]],
+    parents: list[list[int]],
+    probabilities: Sequence[Sequence[float]] | None = None,
+    straight: tuple[bool, ...] = (),
+) -> DraftTree:
+    """Trees of these nodes, of as many of which as begin each list the ``probabilities`` are told; padded as DraftTree says."""
+    sizes = tuple(map(len, tokens))
+    width = max(sizes, default=0)
+
+    def filled(values: list[list[int]]) -> list[list[int]]:
+        return [row if len(row) == width else row + [0] * (width - len(row)) for row in values]
+
+    known = None if probabilities is None else [[*row[:width], *[0.0] * (width - len(row))] for row in probabilities]
+    return DraftTree(filled(tokens), filled(parents), sizes, straight, known)
+
+
+def _tensor(values: Tensor | list[list[int]] | list[list[float]], dtype: torch.dtype) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    return torch.tensor(values, dtype=dtype).view(len(values), -1 if values[0] else 0)
 
 
 def ancestors(parents: Tensor, most: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -17,21 +17,46 @@ from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
 
-@dataclass(frozen=True, slots=True)
 class VerifiedTokens:
     """Tokens that the target has just run, whose keys and values stand in its cache, sequences mixed.
 
-    ``rows`` [4, n], in one tensor as making one costs more than its few numbers: token ids, those before them (0 before a text's
-    first), slots and positions. ``tapped`` [n, taps·E] are the outputs of the layers that the drafter has asked for with ``taps``;
-    None for none. The drafter is told of no token before position ``begin``; a prompt's come a text at a time, and others say 0.
+    ``rows`` [4, n]: token ids, those before them (0 before a text's first), slots and positions. ``tapped`` [n, taps·E] are the
+    outputs of the layers that the drafter has asked for with ``taps``; None for none. The drafter is told of no token before
+    position ``begin``; a prompt's come a text at a time, and others say 0.
+
+    Those of a step on a CPU come as lists (``columns``), and with what is tapped of all rows that were run, of which theirs are
+    ``places``: operators take them so, as making a tensor of a few numbers takes longer than what is done with them.
     """
 
-    rows: Tensor
-    tapped: Tensor | None = None
-    begin: int = 0
+    def __init__(
+        self, rows: Tensor | list[list[int]], tapped: Tensor | None = None, begin: int = 0, places: list[int] | None = None
+    ) -> None:
+        self._rows, self._tapped, self.begin, self.places = rows, tapped, begin, places
 
     def __len__(self) -> int:
-        return self.rows.shape[1]
+        return self._rows.shape[1] if isinstance(self._rows, Tensor) else len(self._rows[0])
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """All [4, n], in one tensor as making one costs more than its few numbers."""
+        return self._rows if isinstance(self._rows, Tensor) else torch.tensor(self._rows)
+
+    @property
+    def columns(self) -> list[list[int]] | None:
+        """The same where they came as lists."""
+        return None if isinstance(self._rows, Tensor) else self._rows
+
+    @cached_property
+    def tapped(self) -> Tensor | None:
+        """Of these tokens [n, taps·E]."""
+        if self._tapped is None or self.places is None:
+            return self._tapped
+        return self._tapped.index_select(0, torch.tensor(self.places))
+
+    @property
+    def tapped_of_all(self) -> list[Tensor]:
+        """Of all rows, of which ``places`` are these tokens'; [] for none."""
+        return [] if self._tapped is None else [self._tapped]
 
     @property
     def token_ids(self) -> Tensor:
@@ -57,7 +82,11 @@ class VerifiedTokens:
         """Those of one text, which is in this ``slot`` now."""
         rows = self.rows.clone()
         rows[2] = slot
-        return replace(self, rows=rows)
+        return VerifiedTokens(rows, self.tapped, self.begin)
+
+    def with_taps(self, tapped: Tensor) -> VerifiedTokens:
+        """The same, of which this is tapped [n, taps·E]."""
+        return VerifiedTokens(self._rows, tapped, self.begin)
 
     def only(self, places: Tensor) -> VerifiedTokens:
         """Some of them."""

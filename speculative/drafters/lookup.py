@@ -77,7 +77,7 @@ class _Asked:
 
     def foretold(self) -> Iterator[int]:
         """How many tokens each tree got right, of those whose end the texts have reached."""
-        trees = zip(self.tree.tokens.tolist(), self.tree.parents.tolist(), self.tree.sizes, strict=True)
+        trees = zip(self.tree.token_lists, self.tree.parent_lists, self.tree.sizes, strict=True)
         for sequence, length, (tokens, parents, size) in zip(self.sequences, self.lengths, trees, strict=True):
             if size == 0:
                 continue
@@ -130,12 +130,12 @@ class LookupDrafter(DrafterWrapper):
         enough = [match is not None and self._suffices(match) for match in matches]
         if all(each or not sequence.drafts_here for each, sequence in zip(enough, sequences, strict=True)):
             tokens = [[] if chain is None else chain.tokens for chain in chains]
-            return DraftTree.from_chains(tokens).expecting([() if chain is None else chain.probabilities for chain in chains])
+            return DraftTree.from_chains(tokens, [() if chain is None else chain.probabilities for chain in chains])
         tree = self.other.propose(sequences, shape, target_cache)
         self._asked = _Asked(tree, list(sequences), [len(sequence.tokens) for sequence in sequences])
         if not any(matches):
             return tree
-        if tree.probabilities is None:
+        if tree.probability_lists is None:
             return tree.with_chains([chain.tokens if chain and each else [] for chain, each in zip(chains, enough, strict=True)])
         return merged(tree, chains, shape.nodes)
 

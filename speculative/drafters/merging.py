@@ -31,11 +31,11 @@ def merged(tree: DraftTree, chains: Many[Chain | None], most: int) -> DraftTree:
     Nodes that both have are as likely as the one says that believes in them more. ``tree`` has probabilities; texts without nodes
     stay without.
     """
-    assert tree.probabilities is not None
+    assert tree.probability_lists is not None
     texts = [
         _Nodes(tokens[:size], parents[:size], probabilities[:size])
         for tokens, parents, probabilities, size in zip(
-            tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist(), tree.sizes, strict=True
+            tree.token_lists, tree.parent_lists, tree.probability_lists, tree.sizes, strict=True
         )
     ]
     both = [
@@ -44,9 +44,7 @@ def merged(tree: DraftTree, chains: Many[Chain | None], most: int) -> DraftTree:
     ]
     if all(one is other for one, other in zip(texts, both, strict=True)):
         return tree
-    tokens, parents = [nodes.tokens for nodes in both], [nodes.parents for nodes in both]
-    trees = padded(tokens, parents, list(map(len, tokens)), tree.tokens.device)
-    return trees.expecting([nodes.probabilities for nodes in both])
+    return padded([nodes.tokens for nodes in both], [nodes.parents for nodes in both], [nodes.probabilities for nodes in both])
 
 
 def _merged(nodes: _Nodes, chain: Chain, most: int) -> _Nodes:

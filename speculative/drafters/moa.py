@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class MoADrafter(MoATreeDrafter):
 
     ``moa`` is made ready for serving and is of no use for training afterwards. Of prompts SA and CA read the last ``window`` tokens
     (None: all), of which those who draft elsewhere are sent the last ``sent_window`` (None: as many). ``tiled``, where there is
-    one, stands in for what the network does to make memory.
+    one, stands in for what the network does to make memory. ``trees_pair`` where ``trees`` begin with ``pair_newest``.
     """
 
     network: MoANetwork
@@ -61,6 +62,7 @@ class MoADrafter(MoATreeDrafter):
             memories = KVCache(1, num_slots, 0, length, 1, size, dtype=network.dtype, device=target.device)
         moa.layer_rotary.reserve(config.target.num_layers, moa.to_memory.weight)
         self.tiled: TiledMemory | None = None
+        self.trees_pair = False
         super().__init__(network, num_slots, length, shape, window, memories)
 
     def pack(self) -> None:
@@ -74,12 +76,10 @@ class MoADrafter(MoATreeDrafter):
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
         """LSA on newly verified tokens, CA's keys and values of their memory, SA's of their embeddings."""
-        hidden = verified.tapped
         if self.tiled is not None:
-            tokens, tapped = verified.rows.contiguous(), [] if hidden is None else [hidden.contiguous()]
-            target_windows = target_cache.window(0, target_cache.num_slots)
-            self.tiled.remember(tokens, tapped, target_windows, self._all_slots(), self._scratches(target_cache.scratch))
+            self._remember(self.tiled, verified, target_cache)
             return
+        hidden = verified.tapped
         token_ids, previous, slots, positions = verified.rows
         if remember := self.compiled.get("remember"):
             windows = (layer for kv in (target_cache, *self.caches) for layer in kv.window(0, kv.num_slots))
@@ -89,7 +89,8 @@ class MoADrafter(MoATreeDrafter):
 
     def propose(self, sequences: list[Sequence], shape: DraftShape, target_cache: KVCache | None) -> DraftTree:
         """As in TreeDrafter."""
-        self.pair_newest(sequences)
+        if not self.trees_pair:
+            self.pair_newest(sequences)
         return super().propose(sequences, shape, target_cache)
 
     def pair_newest(self, sequences: Many[Sequence]) -> None:
@@ -100,15 +101,25 @@ class MoADrafter(MoATreeDrafter):
         slots, positions = [each.slot for each in sequences], [each.num_computed for each in sequences]
         tokens = torch.tensor([newest, [0] * len(newest), slots, positions], device=self.device)
         if self.tiled is not None:
-            self.tiled.pair(tokens, self._all_slots(), self._scratches(0))
+            self.tiled.pair(tokens, self._all_slots(), self.scratches(0))
             return
         rows = tuple(each.flat_rows(tokens[2], tokens[3]) for each in self.caches)
         self.network.pair(tokens[0], tokens[3], self.caches, rows)
 
+    def _remember(self, tiled: TiledMemory, verified: VerifiedTokens, target_cache: KVCache) -> None:
+        windows = target_cache.window(0, target_cache.num_slots), self._all_slots(), self.scratches(target_cache.scratch)
+        if verified.columns is not None and verified.places is not None:
+            tokens = list(chain.from_iterable(verified.columns))
+            tiled.remember_rows(tokens, verified.tapped_of_all, verified.places, *windows)
+        else:
+            hidden = verified.tapped
+            tiled.remember(verified.rows.contiguous(), [] if hidden is None else [hidden.contiguous()], *windows)
+
     def _all_slots(self) -> list[Tensor]:
         return [each.window(0, each.num_slots)[0] for each in self.caches]
 
-    def _scratches(self, targets: int) -> list[int]:
+    def scratches(self, targets: int) -> list[int]:
+        """How many rows of each slot are scratch rows: ``targets`` of the target's cache, and of each of the drafter's."""
         return [targets, *(each.scratch for each in self.caches)]
 
     def note(

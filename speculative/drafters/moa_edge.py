@@ -62,7 +62,7 @@ class EdgeDrafter(MoATreeDrafter):
             memories = NewestMemory(num_slots, size, dtype=network.dtype, device=target.device)
         super().__init__(network, num_slots, length, shape, window, memories)
         # Up to where memory has come in slots where something was foreseen; elsewhere it is never short.
-        self._memory_ends = torch.full((num_slots,), _EVERYWHERE, device=target.device)
+        self._memory_ends = [_EVERYWHERE] * num_slots
 
     def pack(self) -> None:
         """Prepare the weights for inference, the LM head's included."""
@@ -79,7 +79,8 @@ class EdgeDrafter(MoATreeDrafter):
             memories[0].write(0, received.newest_slots, received.newest.to(network.dtype))
         sa.write(0, sa.flat_rows(slots, positions), network.of_tokens(received.token_ids, positions))
         ca.write(0, ca.flat_rows(slots, positions), received.crossing.to(network.dtype))
-        self._memory_ends.scatter_reduce_(0, slots, positions + 1, "amax")
+        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+            self._memory_ends[slot] = max(self._memory_ends[slot], position + 1)
 
     def foresee(self, slot: int, first: int, token_ids: Many[int]) -> None:
         """Keep SA's keys and values of tokens from position ``first`` on, of which memory has not come yet, or never will.
@@ -87,7 +88,7 @@ class EdgeDrafter(MoATreeDrafter):
         A slot in which something was foreseen is not moved to another.
         """
         sa = self.caches[0]
-        self._memory_ends[slot].clamp_(max=first)
+        self._memory_ends[slot] = min(self._memory_ends[slot], first)
         tokens = torch.tensor(token_ids, dtype=torch.long, device=self.device)
         positions = torch.arange(first, first + len(tokens), device=self.device)
         sa.write(0, sa.flat_rows(torch.full_like(positions, slot), positions), self.network.of_tokens(tokens, positions))
@@ -97,9 +98,9 @@ class EdgeDrafter(MoATreeDrafter):
         super().forget(sequence)
         self._memory_ends[sequence.slot] = _EVERYWHERE
 
-    def memory_ends(self, lengths: Tensor) -> Tensor:
+    def memory_ends(self, lengths: list[int]) -> list[int]:
         """As far as memory has come."""
-        return torch.minimum(lengths, self._memory_ends[: len(lengths)])
+        return [min(length, end) for length, end in zip(lengths, self._memory_ends, strict=False)]
 
     def logits(self, sequence: Sequence) -> Tensor:
         """What would come next in slot 0's text if the drafter were the model: logits [V], −inf for what is not drafted."""

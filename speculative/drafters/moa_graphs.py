@@ -140,11 +140,15 @@ class _Remember(nn.Module):
 def use_compiled(drafter: MoATreeDrafter, graphs: dict[str, CompiledGraph]) -> None:
     """Let a drafter run on its graphs, and on operators where they do without."""
     drafter.compiled, length = graphs, drafter.caches[0].length
-    if tiled_block.suits(drafter.network, drafter.breadth):
-        drafter.trees = tiled_block.tiled_drafting(drafter.network, length)
-    drafter.narrows = drafter.trees is not None
     if isinstance(drafter, MoADrafter) and tiled_memory.suits(drafter.network):
         drafter.tiled = tiled_memory.tiled_memory(drafter.network, length)
+    if tiled_block.suits(drafter.network, drafter.breadth):
+        if isinstance(drafter, MoADrafter) and drafter.tiled is not None:
+            drafter.trees = tiled_block.tiled_drafting(drafter.network, length, drafter.tiled, drafter.scratches(0))
+            drafter.trees_pair = True
+        else:
+            drafter.trees = tiled_block.tiled_drafting(drafter.network, length)
+    drafter.narrows = drafter.trees is not None
 
 
 def drafter_graphs(drafter: MoADrafter, target_cache: KVCache) -> list[Graph]:

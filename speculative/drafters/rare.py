@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,13 +37,9 @@ class RareTokens:
         self._frequent = frozenset(vocabulary.tolist())
         self._texts: dict[str, _Text] = {}
 
-    def of(self, sequences: Many[Sequence], width: int | None = None) -> Tensor:
-        """Token ids [B, M], NONE behind those of texts with fewer; M is the most that a text has, or ``width``."""
-        texts = [self._read(sequence) for sequence in sequences]
-        ids = np.full((len(texts), max(map(len, texts)) if width is None else width), NONE, dtype=np.int64)
-        for row, tokens in zip(ids, texts, strict=True):
-            row[: len(tokens)] = list(tokens)
-        return torch.from_numpy(ids)
+    def of(self, sequences: Many[Sequence]) -> list[list[int]]:
+        """Each text's, MOST_RARE at most."""
+        return [list(self._read(sequence)) for sequence in sequences]
 
     def forget(self, sequence: Sequence) -> None:
         """Its text has ended."""
@@ -63,3 +58,10 @@ class RareTokens:
                     del text.tokens[next(iter(text.tokens))]
         text.read = len(tokens)
         return text.tokens
+
+
+def in_one_tensor(rare: Many[list[int]], width: int | None = None) -> Tensor:
+    """Texts' rare tokens [B, M], NONE behind those of texts with fewer; M is the most that a text has, or ``width``."""
+    most = max(map(len, rare)) if width is None else width
+    filled = [tokens + [NONE] * (most - len(tokens)) for tokens in rare]
+    return torch.tensor(filled, dtype=torch.long).view(len(rare), most)

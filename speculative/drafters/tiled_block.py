@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+from functools import partial
+from itertools import chain
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,10 +15,11 @@ from models import cached_attention, tiled_linear
 from models.copying import CopyingHead
 from models.layers import DecoderLayer, Linear
 from models.tiled_decoder import in_turns, layer_tensors
-from models.tiles import operator_class
+from models.tiles import in_rows, operator_class
 from speculative.drafters.growth import CANDIDATES
 from speculative.drafters.moa_network import DraftNetwork
-from speculative.drafters.tree_drafter import DraftTrees
+from speculative.drafters.tiled_memory import TiledMemory
+from speculative.drafters.tree_drafter import DraftTrees, Nodes
 
 
 def suits(network: DraftNetwork, breadth: int) -> bool:
@@ -34,10 +40,11 @@ def suits(network: DraftNetwork, breadth: int) -> bool:
     )
 
 
-def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
+def tiled_drafting(network: DraftNetwork, length: int, memory: TiledMemory | None = None, scratches: Many[int] = ()) -> DraftTrees:
     """Stands in for drafting level by level, with a copy of the weights, for texts of up to ``length`` tokens.
 
-    ``graph_runner.load_runner`` must have been called. Other threads go on while it runs.
+    With ``memory``, of caches with so many ``scratches`` (rows; one number for the target's, then each's), the newest memory of
+    texts is paired first, where memory is. ``graph_runner.load_runner`` must have been called. Other threads go on while it runs.
     """
     moa, config, block, target = network.moa, network.target.config, network.moa.block, network.target
     assert block is not None
@@ -71,8 +78,14 @@ def tiled_drafting(network: DraftNetwork, length: int) -> DraftTrees:
     entry, copying = range(26, min(len(dense), 29)), range(32, len(dense))
     tiled_linear.put_in_order(dense, (12, 13, *entry, *range(14, 24), 9, 10, 7, 8, 11, *copying, 3))
     sizes = moa.config.sa_num_kv_heads, config.head_dim, config.rms_norm_eps
-    drafts: DraftTrees = operator_class("BlockDrafter", network.dtype)(dense, *sizes).draft
-    return drafts
+    drafter = operator_class("BlockDrafter", network.dtype)(dense, *sizes)
+    draft = drafter.draft if memory is None else partial(memory.draft, drafter, list(scratches))
+
+    def trees(windows: list[Tensor], texts: list[list[int]], rare: list[list[int]], *others: Any) -> Nodes:
+        tokens, parents, probabilities = draft(windows, list(chain.from_iterable(texts)), rare, *others)
+        return in_rows(tokens, len(rare)), in_rows(parents, len(rare)), in_rows(probabilities, len(rare))
+
+    return trees
 
 
 def _copying(head: CopyingHead) -> list[Tensor]:

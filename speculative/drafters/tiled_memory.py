@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +21,14 @@ class TiledMemory(NamedTuple):
 
     Both get tokens [4, n] (ids, those before them, slots, positions); the first with an entry also the target's final hidden states
     [n, E], and the target's layers' windows; both the windows of the drafter's caches, and the scratch rows of the target's slots
-    and of each cache's.
+    and of each cache's. ``remember_rows`` gets tokens [4·n] in one list, and the rows in which their hidden states stand among
+    others'. ``draft``, of an operator that drafts as ``tiled_block`` has it, pairs the newest memory first, if memory is paired.
     """
 
     remember: Callable[[Tensor, list[Tensor], list[Tensor], list[Tensor], list[int]], None]
+    remember_rows: Callable[[list[int], list[Tensor], list[int], list[Tensor], list[Tensor], list[int]], None]
     pair: Callable[[Tensor, list[Tensor], list[int]], None]
+    draft: Callable[..., Any]
 
 
 _MOST_LAYERS, _LARGEST_HEAD = 64, 256
@@ -79,7 +82,7 @@ def tiled_memory(network: MoANetwork, length: int) -> TiledMemory:
     tiled_linear.put_in_order(dense, (5, 6, *range(11, 17), 3, *range(17, len(dense)), 7, 8))
     sizes = (moa.config.sa_num_kv_heads, config.head_dim, moa.config.lsa_num_kv_heads, lsa.head_dim)
     operator = operator_class("DrafterMemory", network.dtype)(dense, *sizes, config.rms_norm_eps)
-    return TiledMemory(operator.remember, operator.pair)
+    return TiledMemory(operator.remember, operator.remember_rows, operator.pair, operator.draft)
 
 
 def _telling(layer: DecoderLayer) -> list[Tensor]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from functools import cache
+from operator import is_
 
 import torch
 from torch import Tensor
@@ -17,15 +18,17 @@ from models.plans import counting, span_of
 from speculative.drafters.base import window_start
 from speculative.drafters.draft_head import DraftHead
 from speculative.drafters.growth import Candidates, Frontier, Level, Place, Sampling, Text, best_tree
-from speculative.drafters.rare import MOST_RARE, RareTokens
+from speculative.drafters.rare import MOST_RARE, RareTokens, in_one_tensor
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
-DraftTrees = Callable[[list[Tensor], Tensor, Tensor, list[Tensor], int, int, int, float, float], Many[Tensor]]
-"""Caches' windows, texts [5, B] (roots, starts, lengths, memory's ends, tokens before the roots), their rare tokens [B, M] (M is 0
-where there are none), sampling settings or none, depth, breadth, nodes, least reach and temperature (as in DraftShape) ->
-tokens, parents and probabilities [B, N] as in DraftTree."""
+Nodes = tuple[Tensor, Tensor, Tensor] | tuple[list[list[int]], list[list[int]], list[list[float]]]
+"""Tokens, parents and probabilities [B, N] as in DraftTree, best first."""
+
+DraftTrees = Callable[[list[Tensor], list[list[int]], list[list[int]], list[Tensor], int, int, int, float, float], Nodes]
+"""Caches' windows, texts [5][B] (roots, starts, lengths, memory's ends, tokens before the roots), the rare tokens of each, sampling
+settings or none, depth, breadth, nodes, least reach and temperature (as in DraftShape) -> nodes."""
 
 _HOPELESS = 2000.0
 """What makes a node less likely than any that is drafted, and still leaves float32 a node and its parent apart."""
@@ -50,6 +53,7 @@ class TreeDrafter(ABC):
         self.caches: Many[KVCache] = caches
         self.compiled: dict[str, CompiledGraph] = {}
         self.trees: DraftTrees | None = None
+        self._sampling: tuple[list[Sequence], Sampling | None] = [], None
         self.narrows = True
 
     @property
@@ -88,19 +92,13 @@ class TreeDrafter(ABC):
 
         There is no ``target_cache`` where the target is elsewhere.
         """
-        sampling = Sampling.of(sequences, self.device)
+        sampling = self._sampling_of(sequences)
         if self.trees is None:
             text = self.text(sequences)
             return tree_of(self.drafted(self.roots(sequences, text), text, sampling, shape, target_cache), sequences, shape)
-        # One tensor for all: making one costs more than its few numbers.
-        lengths = [each.num_computed for each in sequences]
-        starts = [window_start(each, self.window) for each in sequences]
-        previous = [each.token_before(each.num_computed) for each in sequences]
-        texts = torch.tensor([[each.tokens[-1] for each in sequences], starts, lengths, lengths, previous])
-        texts[3] = self.memory_ends(texts[2])
+        texts, rare = [[each.tokens[-1] for each in sequences], *self._ends(sequences)], self._rare_of(sequences)
         limits = (shape.depth, shape.breadth, shape.nodes, shape.min_reach, shape.temperature)
-        trees = self.trees(self.windows(len(sequences)), texts, self._rare_of(sequences), list(sampling or ()), *limits)
-        return tree_of(trees, sequences, shape)
+        return tree_of(self.trees(self.windows(len(sequences)), texts, rare, list(sampling or ()), *limits), sequences, shape)
 
     def drafted(
         self,
@@ -110,7 +108,7 @@ class TreeDrafter(ABC):
         shape: DraftShape,
         target_cache: KVCache | None,
         least_reach: Tensor | None = None,
-    ) -> Many[Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """From the texts' roots to the best nodes' tokens, parents and probabilities [B, N], best first.
 
         Given ``least_reach`` [1] in the place of the shape's, no number is looked at: levels that would not be drafted are, and
@@ -141,25 +139,37 @@ class TreeDrafter(ABC):
 
     def text(self, sequences: Many[Sequence]) -> Text:
         """What is known of sequences in consecutive slots from 0."""
-        longest = max(sequence.num_computed for sequence in sequences)
+        told = self._ends(sequences)
+        columns = counting(span_of(self.caches[0], max(told[1])), self.device)
         # One tensor for all: making one costs more than its few numbers.
-        told = [(window_start(each, self.window), each.num_computed, each.token_before(each.num_computed)) for each in sequences]
-        starts, lengths, previous = torch.tensor(told, device=self.device).T.contiguous().unbind()
-        columns = counting(span_of(self.caches[0], longest), self.device)
-        rare = self.with_rows(self._rare_of(sequences).to(self.device))
-        return Text(starts, lengths, self.memory_ends(lengths), columns, previous, *rare)
+        starts, lengths, memory_ends, previous = torch.tensor(told, device=self.device).unbind()
+        rare = self.with_rows(self.rare_tensor(self._rare_of(sequences)).to(self.device))
+        return Text(starts, lengths, memory_ends, columns, previous, *rare)
 
-    def _rare_of(self, sequences: Many[Sequence]) -> Tensor:
-        """As in DraftTrees; what is recorded or compiled has their number built in, as it has breadth."""
-        if self._rare is None:
-            return torch.empty(len(sequences), 0, dtype=torch.long)
-        return self._rare.of(sequences, None if self.narrows else MOST_RARE)
+    def _sampling_of(self, sequences: list[Sequence]) -> Sampling | None:
+        """What does not change while they are the same ones."""
+        known, sampling = self._sampling
+        if len(known) != len(sequences) or not all(map(is_, known, sequences)):
+            self._sampling = list(sequences), (sampling := Sampling.of(sequences, self.device))
+        return sampling
+
+    def _ends(self, sequences: Many[Sequence]) -> list[list[int]]:
+        """As in Text, each [B]: starts, lengths, memory's ends and the tokens before the roots."""
+        starts, lengths = [window_start(each, self.window) for each in sequences], [each.num_computed for each in sequences]
+        return [starts, lengths, self.memory_ends(lengths), [each.token_before(each.num_computed) for each in sequences]]
+
+    def _rare_of(self, sequences: Many[Sequence]) -> list[list[int]]:
+        return [[]] * len(sequences) if self._rare is None else self._rare.of(sequences)
+
+    def rare_tensor(self, rare: list[list[int]]) -> Tensor:
+        """As in Text; what is recorded or compiled has their number built in, as it has breadth."""
+        return in_one_tensor(rare, MOST_RARE if self._rare is not None and not self.narrows else None)
 
     def with_rows(self, rare: Tensor) -> tuple[Tensor, Tensor] | tuple[()]:
         """Rare tokens [B, M] and their rows of the head, as in Text."""
         return (rare, self._head.rows(rare)) if self._head is not None and rare.shape[1] else ()
 
-    def memory_ends(self, lengths: Tensor) -> Tensor:
+    def memory_ends(self, lengths: list[int]) -> list[int]:
         """As in Text, for texts of ``lengths`` [B]: beside its target a drafter knows all."""
         return lengths
 
@@ -171,21 +181,24 @@ class TreeDrafter(ABC):
         """The same of tokens [B, 1]."""
         return Frontier(roots, *_blank(len(roots), self.device), self.inherited(text.lengths))
 
-    def _best(self, grown: Candidates, nodes: int) -> list[Tensor]:
+    def _best(self, grown: Candidates, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
         rows = counting(min(nodes, grown.tokens.shape[1] - 1) + 1, grown.tokens.device)
-        best = self.compiled.get("tree")
-        return best([*grown, rows]) if best else list(best_tree(grown, rows))
+        if (best := self.compiled.get("tree")) is None:
+            return best_tree(grown, rows)
+        tokens, parents, probabilities = best([*grown, rows])
+        return tokens, parents, probabilities
 
 
-def tree_of(best: Many[Tensor], sequences: Many[Sequence], shape: DraftShape) -> DraftTree:
-    """The best nodes' tokens, parents and probabilities [B, N], best first, as the sequences' trees."""
+def tree_of(best: Nodes, sequences: Many[Sequence], shape: DraftShape) -> DraftTree:
+    """The best nodes as the sequences' trees."""
     tokens, parents, probabilities = best
-    sizes = tuple(tokens.shape[1] if sequence.drafts_here else 0 for sequence in sequences)
+    width = tokens.shape[1] if isinstance(tokens, Tensor) else len(tokens[0])
+    sizes = tuple(width if sequence.drafts_here else 0 for sequence in sequences)
     tree = DraftTree(tokens, parents, sizes, probabilities=probabilities)
-    if not shape.min_probability:
+    if not shape.min_probability or tree.probability_lists is None:
         return tree
     # No node is likelier than its parent: what is left is a tree again.
-    likely = (probabilities >= shape.min_probability).sum(dim=1).tolist()
+    likely = [sum(each >= shape.min_probability for each in nodes) for nodes in tree.probability_lists]
     return tree.pruned(lambda index, tokens, parents: range(1, 1 + min(len(tokens), likely[index])))
 
 

@@ -117,7 +117,7 @@ class EdgeText:
             sequence.num_computed = last
         # Where a grammar leaves only what is never drafted, that has to come all the same.
         logits = own.logits(sequence).clamp(min=_UNLIKELY)
-        token = sequence.sampler.choose(logits, int(logits.argmax()))
+        token = sequence.sampler.choose(lambda: logits, int(logits.argmax()))
         count = sequence.request.params.logprobs
         logprobs = None if count is None else token_logprobs(logits.unsqueeze(0), [token], count)
         return replace(sequence.append((token,), 0, logprobs, self._eos_token_ids), num_accepted=1, written=Written())

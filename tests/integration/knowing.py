@@ -9,7 +9,7 @@ request's rules do not let through is an error of the engine's, and a 500.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -89,12 +89,12 @@ class KnowingSampler(Sampler):
         known = answer(tokenizer().decode(list(prompt)))
         self._left = None if known is None else known.encode()
 
-    def choose(self, logits: Tensor, best: int, drawn: int = -1) -> int:
+    def choose(self, logits: Callable[[], Tensor], best: int, drawn: int = -1) -> int:
         if self._left is None:
             return super().choose(logits, best, drawn)
-        logits = logits.clone()
-        logits[self._next(self._left)] += SURE
-        token = super().choose(logits, int(torch.argmax(logits)))
+        known = logits().clone()
+        known[self._next(self._left)] += SURE
+        token = super().choose(lambda: known, int(torch.argmax(known)))
         self._left = self._after(token, self._left)
         return token
 

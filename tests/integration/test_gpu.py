@@ -30,6 +30,6 @@ def test_texts_are_those_of_plain_decoding(slots: int) -> None:
         engine = load_engine(
             EngineConfig(model=str(N0 / "target"), drafter=drafting, dtype="float32", device="cuda", **settings)  # type: ignore[arg-type]
         )
-        assert (engine.replayed is not None) == (compile == "auto")
+        assert (engine.tree_pass is not None) == (compile == "auto")
         texts.append(tokens(run(engine, crowd())))
     assert texts[1:] == [texts[0]] * 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,16 +12,18 @@ from models.config import MoAConfig
 from models.kv_cache import KVCache
 from models.llama import Llama
 from models.moa import MoA
-from models.tiled_decoder import suits_head, tiled_head
-from models.tiles import TYPES
-from speculative.batch import TreeLayout, layout_operator, layout_suits, verify_plan
+from models.tiled_decoder import suits_head, tiled_decoder, tiled_head
+from models.tiles import TYPES, operator_class
+from speculative.batch import TreeLayout, layout_operator, layout_suits, token_ids_of, verify_plan
 from speculative.drafters import tiled_block, tiled_memory
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.moa import MoADrafter
+from speculative.drafters.moa_graphs import use_compiled
 from speculative.policy import DraftShape
 from speculative.request import Request, SamplingParams
 from speculative.sequence import Sequence
 from speculative.texts import Texts
+from speculative.tiled_verification import TiledVerification
 from speculative.tree import DraftTree
 from tests.integration.test_tiled_decoder import CONFIG, target
 
@@ -79,8 +80,7 @@ def drafters(request: pytest.FixtureRequest, dtype: torch.dtype) -> tuple[MoADra
     weights = moa(config, 96 if "few tokens" in request.param else None)
     tiled, exact = (MoADrafter(copy.deepcopy(weights).to(kind), heads(kind), 4, LENGTH, SHAPE) for kind in (dtype, torch.float32))
     assert tiled_block.suits(tiled.network, SHAPE.breadth) and tiled_memory.suits(tiled.network)
-    tiled.trees = tiled_block.tiled_drafting(tiled.network, LENGTH)
-    tiled.tiled = tiled_memory.tiled_memory(tiled.network, LENGTH)
+    use_compiled(tiled, {})
     return tiled, exact
 
 
@@ -120,7 +120,7 @@ def verified(count: int) -> VerifiedTokens:
 def told(drafter: MoADrafter, tokens: VerifiedTokens) -> None:
     cache = filled(drafter.target.new_cache(4, 40, LENGTH))
     hidden = None if drafter.network.moa.entry is None or tokens.tapped is None else tokens.tapped.to(drafter.target.dtype)
-    drafter.extend(replace(tokens, tapped=hidden), cache)
+    drafter.extend(VerifiedTokens(tokens.rows, hidden), cache)
 
 
 @pytest.mark.parametrize("count", [1, 4, 100])
@@ -136,6 +136,25 @@ def test_memory_is_float32s(drafters: tuple[MoADrafter, MoADrafter], count: int)
             exact.data[:, exact.rows_per_slot - 1 :: exact.rows_per_slot] = 0
         torch.testing.assert_close(tiled.data.float(), exact.data, **OFF[tiled.data.dtype])
         assert int((tiled.data != 0).any(dim=-1).sum()) == count - first
+
+
+def test_memory_of_a_step_in_lists_is_the_same(drafters: tuple[MoADrafter, MoADrafter]) -> None:
+    """Of a step's rows, of which these tokens' are some."""
+    drafter, tokens = drafters[0], verified(4)
+    told(drafter, tokens)
+    expected = [cache.data.clone() for cache in drafter.caches]
+    for kept in drafter.caches:
+        kept.data.zero_()
+    hidden, places = None, [6, 0, 3, 4]
+    if drafter.network.moa.entry is not None and tokens.tapped is not None:
+        hidden = torch.zeros(9, CONFIG.hidden_size, dtype=drafter.target.dtype)
+        hidden[places] = tokens.tapped.to(hidden.dtype)
+    cache = filled(drafter.target.new_cache(4, 40, LENGTH))
+    drafter.extend(VerifiedTokens(tokens.rows.tolist(), hidden, places=places), cache)
+    assert all(torch.equal(kept.data, before) for kept, before in zip(drafter.caches, expected, strict=True))
+    if hidden is not None:
+        with pytest.raises(RuntimeError, match="no row 9"):
+            drafter.extend(VerifiedTokens(tokens.rows.tolist(), hidden, places=[6, 0, 9, 4]), cache)
 
 
 def test_the_newest_memory_is_float32s(drafters: tuple[MoADrafter, MoADrafter]) -> None:
@@ -206,13 +225,13 @@ def test_what_does_not_belong_together_is_refused(drafters: tuple[MoADrafter, Mo
     drafter = drafters[0]
     trees, windows = drafter.trees, [cache.window(0, 1)[0] for cache in drafter.caches]
     assert trees is not None
-    text, no_rare = torch.tensor([[5], [0], [9], [9], [3]]), torch.empty(1, 0, dtype=torch.long)
-    for texts, said in [([[160], [0], [9], [9], [3]], "no token 160"), ([[5], [0], [LENGTH + 1], [9], [3]], "ends lie outside")]:
+    text, no_rare = [[5], [0], [9], [9], [3]], [[]]
+    for texts, said in [([[160], [0], [9], [9], [3]], "no token 160"), ([[5], [0], [LENGTH + 1], [9], [3]], "ends lie outside|no cache row 201")]:
         with pytest.raises(RuntimeError, match=said):
-            trees(windows, torch.tensor(texts), no_rare, [], SIZE, 4, 12, 0.0, 1.0)
-    for rare, said in [([[7, 160, -1]], "no token 160"), ([[7], [8]], r"rare tokens are \[B, M\]")]:
+            trees(windows, texts, no_rare, [], SIZE, 4, 12, 0.0, 1.0)
+    for rare, said in [([[7, 160]], "no token 160"), ([[7, -1]], "no token -1"), ([[7], [8]], "each has rare tokens")]:
         with pytest.raises(RuntimeError, match=said):
-            trees(windows, text, torch.tensor(rare), [], SIZE, 4, 12, 0.0, 1.0)
+            trees(windows, text, rare, [], SIZE, 4, 12, 0.0, 1.0)
     with pytest.raises(RuntimeError, match="trees of 1 to 6 levels"):
         trees(windows, text, no_rare, [], SIZE + 1, 4, 12, 0.0, 1.0)
     tokens = verified(2)
@@ -243,7 +262,7 @@ def test_logits_are_float32s(count: int, dtype: torch.dtype) -> None:
     model = heads(dtype)
     assert suits_head(model)
     hidden = torch.randn(count, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
-    logits, best = tiled_head(model)([hidden])
+    logits, best = tiled_head(model).run([hidden])
     expected = hidden.float() @ model.lm_head.weight.float().T
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(best, expected.argmax(dim=-1))
@@ -252,7 +271,7 @@ def test_logits_are_float32s(count: int, dtype: torch.dtype) -> None:
 def test_the_first_of_equal_logits_is_the_best(dtype: torch.dtype) -> None:
     model = heads(dtype)
     model.lm_head.weight[[30, 31, 150]] = model.lm_head.weight[30].abs() * 50
-    assert tiled_head(model)([torch.ones(2, CONFIG.hidden_size, dtype=dtype)])[1].tolist() == [30, 30]
+    assert tiled_head(model).run([torch.ones(2, CONFIG.hidden_size, dtype=dtype)])[1].tolist() == [30, 30]
 
 
 def test_a_tree_stands_where_pytorch_puts_it(dtype: torch.dtype) -> None:
@@ -261,13 +280,61 @@ def test_a_tree_stands_where_pytorch_puts_it(dtype: torch.dtype) -> None:
     parents: Tensor = torch.tensor([[0, 1, 2, 0, 4, 1], [0, 0, 0, 1, 4, 5], [0, 0, 0, 0, 0, 0]])
     inputs = [parents, torch.tensor([0, 61, 130]), torch.arange(128)]
     expected = TreeLayout(cache, CONFIG.groups)(*inputs)
-    for one, other in zip(layout_operator(cache, CONFIG.groups)(inputs), expected, strict=True):
+    for one, other in zip(layout_operator(cache, CONFIG.groups).run(inputs), expected, strict=True):
         assert torch.equal(one, other) and one.dtype == other.dtype
     lengths = [0, 64, 130]
     plain = verify_plan(cache, CONFIG.groups, lengths, DraftTree.empty(3), first_slot=1)
-    layout = {"root_layout": layout_operator(cache, CONFIG.groups)}
+    layout = {"root_layout": layout_operator(cache, CONFIG.groups).run}
     alone = verify_plan(cache, CONFIG.groups, lengths, DraftTree.empty(3), layout, first_slot=1)
     assert torch.equal(alone.positions, plain.positions) and torch.equal(alone.write, plain.write)
     assert torch.equal(alone.mask, plain.mask) and alone.first_slot == 1
     with pytest.raises(RuntimeError, match="a parent stands behind its child"):
-        layout_operator(cache, CONFIG.groups)([torch.tensor([[2, 0]]), torch.tensor([4]), torch.arange(64)])
+        layout_operator(cache, CONFIG.groups).run([torch.tensor([[2, 0]]), torch.tensor([4]), torch.arange(64)])
+
+
+TREES = {
+    "one text": ([5], DraftTree([[7, 8, 9]], [[0, 0, 1]], (3,))),
+    "several": ([5, 6, 9], DraftTree([[7, 8, 9], [1, 0, 0], [2, 3, 4]], [[0, 1, 1], [0, 0, 0], [0, 1, 2]], (3, 1, 3))),
+    "roots alone": ([5, 6], DraftTree.empty(2)),
+}
+
+
+@pytest.mark.parametrize("first_slot", [0, 1])
+@pytest.mark.parametrize("trees", TREES.values(), ids=list(TREES))
+def test_a_pass_in_one_is_one_in_parts(dtype: torch.dtype, trees: tuple[list[int], DraftTree], first_slot: int) -> None:
+    """Layout, layers and head together, against one after another: all numbers, and what is written to the cache."""
+    (roots, tree), model = trees, heads(dtype)
+    lengths = [40, 3, 70][: len(roots)]
+    layers, head = tiled_decoder(model), tiled_head(model)
+    parts, whole = (filled(model.new_cache(4, 12, LENGTH)) for _ in range(2))
+    layout = layout_operator(parts, CONFIG.groups)
+    tree_pass = TiledVerification(layout, layers.operator, head, whole, taps=True)
+    logits, best, tapped = tree_pass(roots, tree, lengths, first_slot)
+
+    model.compiled = layers
+    plan = verify_plan(parts, CONFIG.groups, lengths, tree, {"layout": layout.run, "root_layout": layout.run}, first_slot)
+    hidden = model(token_ids_of(roots, tree, parts.data.device).flatten(), plan, parts)
+    expected, expected_best = head.run([hidden])
+    assert torch.equal(logits, expected.view(len(roots), tree.num_rows, -1))
+    assert best == expected_best.view(len(roots), tree.num_rows).tolist()
+    assert tapped is not None and torch.equal(tapped, hidden)
+    assert torch.equal(whole.data, parts.data)
+
+
+def test_a_pass_refuses_what_does_not_belong_together(dtype: torch.dtype) -> None:
+    model = heads(dtype)
+    cache = model.new_cache(4, 12, LENGTH)
+    operator = operator_class("TreePass", dtype)(
+        layout_operator(cache, CONFIG.groups), tiled_decoder(model).operator, tiled_head(model)
+    )
+    for ids, parents, lengths, said in [
+        ([5, 7, 8], [0], [40], "do not belong together"),
+        ([5, 7, 8], [0, 0], [], "do not belong together"),
+        ([5, 7, 8], [0, 3], [40], "a parent stands behind its child"),
+        ([5, 7, 160], [0, 0], [40], "no token 160"),
+        ([5, *[7] * 12], [0] * 12, [40], "13 rows do not fit 12 scratch rows"),
+    ]:
+        with pytest.raises(RuntimeError, match=said):
+            operator.run(ids, parents, lengths, 64, cache.window(0, 1))
+    with pytest.raises(RuntimeError, match=r"a decoder of \d+ layers got 1 caches"):
+        operator.run([5], [], [40], 64, cache.window(0, 1)[:1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -30,6 +32,20 @@ def marks(cache: KVCache, layer: int, slot: int) -> list[float]:
 
 def rows(cache: KVCache, slot: int, *positions: int) -> Tensor:
     return torch.tensor([cache.flat_row(slot, position) for position in positions])
+
+
+Move = Callable[[KVCache, Tensor, Tensor], None]
+
+
+def by_tensors(cache: KVCache, source: Tensor, destination: Tensor) -> None:
+    cache.move_rows(source, destination)
+
+
+def by_lists(cache: KVCache, source: Tensor, destination: Tensor) -> None:
+    cache.move_listed_rows(source.tolist(), destination.tolist())
+
+
+MOVES = [by_tensors, by_lists]
 
 
 def test_slots_hold_their_scratch_rows_first_and_padding_comes_last(cache: KVCache) -> None:
@@ -88,26 +104,37 @@ def test_padding_is_never_seen_by_a_slot(cache: KVCache) -> None:
     assert keys.isfinite().all() and values.isfinite().all()
 
 
-def test_an_accepted_path_moves_from_scratch_behind_the_tokens_in_every_layer(cache: KVCache) -> None:
+@pytest.mark.parametrize("move", MOVES)
+def test_an_accepted_path_moves_from_scratch_behind_the_tokens_in_every_layer(cache: KVCache, move: Move) -> None:
     for layer in range(LAYERS):
         cache.write(layer, rows(cache, 1, 0, 1, -4, -3, -2, -1), marked(10, 11, 20, 21, 22, 23))
     # Two tokens are verified; of the tree's nodes 0…3 the path 0, 2, 3 is accepted.
-    cache.move_rows(rows(cache, 1, -4, -2, -1), rows(cache, 1, 2, 3, 4))
+    move(cache, rows(cache, 1, -4, -2, -1), rows(cache, 1, 2, 3, 4))
     for layer in range(LAYERS):
         assert marks(cache, layer, slot=1)[SCRATCH:] == [10, 11, 20, 22, 23, 0]
 
 
-def test_rows_of_several_slots_move_at_once(cache: KVCache) -> None:
+@pytest.mark.parametrize("move", MOVES)
+def test_rows_of_several_slots_move_at_once(cache: KVCache, move: Move) -> None:
     cache.write(0, torch.cat((rows(cache, 0, -4, -3), rows(cache, 2, -4))), marked(1, 2, 3))
-    cache.move_rows(torch.cat((rows(cache, 0, -3), rows(cache, 2, -4))), torch.cat((rows(cache, 0, 5), rows(cache, 2, 0))))
+    move(cache, torch.cat((rows(cache, 0, -3), rows(cache, 2, -4))), torch.cat((rows(cache, 0, 5), rows(cache, 2, 0))))
     assert marks(cache, 0, slot=0)[SCRATCH:] == [0, 0, 0, 0, 0, 2]
     assert marks(cache, 0, slot=2)[SCRATCH:] == [3, 0, 0, 0, 0, 0]
 
 
-def test_rows_that_change_places_do_not_overwrite_one_another(cache: KVCache) -> None:
+@pytest.mark.parametrize("move", MOVES)
+def test_rows_that_change_places_do_not_overwrite_one_another(cache: KVCache, move: Move) -> None:
     cache.write(0, rows(cache, 0, 0, 1, 2), marked(1, 2, 3))
-    cache.move_rows(rows(cache, 0, 1, 2, 0), rows(cache, 0, 0, 1, 2))
+    move(cache, rows(cache, 0, 1, 2, 0), rows(cache, 0, 0, 1, 2))
     assert marks(cache, 0, slot=0)[SCRATCH:] == [2, 3, 1, 0, 0, 0]
+
+
+def test_listed_rows_move_in_what_a_cache_of_another_size_has() -> None:
+    half = KVCache(LAYERS, SLOTS, SCRATCH, LENGTH, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+    half.resize(2)
+    half.write(1, rows(half, 1, -2), marked(2.5).bfloat16())
+    half.move_listed_rows(rows(half, 1, -2).tolist(), rows(half, 0, 4).tolist())
+    assert marks(half, 1, slot=0)[SCRATCH:] == [0, 0, 0, 0, 2.5, 0] and not half.data[0].any()
 
 
 def test_a_slot_moves_with_its_first_tokens_and_leaves_the_rest(cache: KVCache) -> None:

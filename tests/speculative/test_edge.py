@@ -279,7 +279,7 @@ def test_beyond_its_memory_an_edge_drafts_as_trained(
     first = edge.propose([sequence], DraftShape(1, 1, 1), None)
     assert first.tokens.tolist() == [[int(logits.argmax())]]
     edge.forget(sequence)
-    assert edge.memory_ends(torch.tensor([60])).tolist() == [60]
+    assert edge.memory_ends([60]) == [60]
 
 
 def test_what_was_foreseen_is_drafted_from_like_the_rest_once_its_memory_comes(

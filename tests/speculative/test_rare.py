@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speculative.drafters.rare import MOST_RARE, NONE, RareTokens
+from speculative.drafters.rare import MOST_RARE, NONE, RareTokens, in_one_tensor
 from speculative.request import Request, SamplingParams
 from speculative.sequence import Sequence
 from speculative.texts import Texts
@@ -19,10 +19,10 @@ def sequence(tokens: list[int], name: str = "a") -> Sequence:
 
 
 def listed(rare: RareTokens, *sequences: Sequence) -> list[list[int]]:
-    ids = rare.of(sequences)
-    told = [[token for token in row if token != NONE] for row in ids.tolist()]
+    told = rare.of(sequences)
+    ids, padded = in_one_tensor(told), in_one_tensor(told, MOST_RARE)
+    assert [[token for token in row if token != NONE] for row in ids.tolist()] == told
     assert ids.shape == (len(sequences), max(map(len, told)))
-    padded = rare.of(sequences, MOST_RARE)
     assert padded.shape == (len(sequences), MOST_RARE) and torch.equal(padded[:, : ids.shape[1]], ids)
     assert (padded[:, ids.shape[1] :] == NONE).all()
     return told

@@ -19,6 +19,7 @@ from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.policy import FixedPolicy
+from speculative.replayed_verification import ReplayedVerification
 from speculative.replaying import ReplayedMemory, ReplayedTrees, replay_engine
 from speculative.request import Request
 from speculative.sampler import Sampler
@@ -108,7 +109,7 @@ def test_texts_are_the_same_as_without(drafter: str, slots: int, make_engine: Ma
     expected = tokens(run(make_engine(N0, "none", max_num_seqs=1), crowd()))
     engine = replaying(make_engine(N0, drafter, max_num_seqs=slots))
     assert tokens(run(engine, crowd())) == expected
-    assert engine.replayed is not None and len(engine.replayed) > 0
+    assert recordings(engine) > 0
 
 
 def test_what_waited_to_be_told_is_what_it_was(make_engine: MakeEngine) -> None:
@@ -185,16 +186,21 @@ def test_trees_are_those_of_drafting_level_by_level(
     assert compared > 3
 
 
+def recordings(engine: Engine) -> int:
+    assert isinstance(engine.tree_pass, ReplayedVerification)
+    return len(engine.tree_pass)
+
+
 def test_what_was_recorded_is_used(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = replaying(make_engine(N0, "moa", max_num_seqs=2))
     drafter = innermost(engine.drafter)
     assert isinstance(drafter, MoADrafter) and isinstance(drafter.trees, ReplayedTrees)
     assert isinstance(drafter.compiled["remember"], ReplayedMemory)
     run(engine, [request("a", [5, 9, 23], max_tokens=20)])
-    recorded = len(engine.replayed or ())
+    recorded = recordings(engine)
     monkeypatch.setattr(TreeDrafter, "text", None)  # only level by level is it asked for
     run(engine, [request("b", [6, 9, 23], max_tokens=20)])
-    assert len(engine.replayed or ()) == recorded > 0
+    assert recordings(engine) == recorded > 0
 
 
 def test_long_prompts_are_noted_without_a_recording(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

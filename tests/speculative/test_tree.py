@@ -1,3 +1,5 @@
+from math import isnan
+
 import pytest
 import torch
 
@@ -71,3 +73,37 @@ def test_the_walk_stops_at_the_limit() -> None:
 
 def test_of_equal_siblings_the_first_is_taken() -> None:
     assert verify_tree([4, 4], [0, 0], choices(4, 5, 6), limit=9).rows == (1,)
+
+
+def test_trees_are_the_same_in_lists_and_tensors() -> None:
+    tokens, parents, known = [[9, 8, 7], [6, 5, 0]], [[0, 0, 1], [0, 1, 0]], [[0.5, 0.25, 0.125], [1.0, 0.5, 0.0]]
+    listed = DraftTree(tokens, parents, (3, 2), (), known)
+    made = DraftTree(torch.tensor(tokens), torch.tensor(parents), (3, 2), (), torch.tensor(known))
+    for tree in (listed, made):
+        assert tree.num_rows == 4 and tree.tokens.dtype == tree.parents.dtype == torch.long
+        assert (tree.token_lists, tree.parent_lists, tree.probability_lists) == (tokens, parents, known)
+        assert tree.probabilities is not None and tree.probabilities.dtype == torch.float32
+        assert (tree.tokens.tolist(), tree.parents.tolist(), tree.probabilities.tolist()) == (tokens, parents, known)
+        first = tree.cut(2)
+        assert (
+            first.sizes == (2, 2) and first.token_lists == [[9, 8], [6, 5]] and first.probability_lists == [[0.5, 0.25], [1.0, 0.5]]
+        )
+        second = tree.only([1])
+        assert second.sizes == (2,) and second.tokens.tolist() == [[6, 5, 0]] and second.probability_lists == [[1.0, 0.5, 0.0]]
+
+
+def test_the_empty_tree_has_tensors_of_no_columns() -> None:
+    assert DraftTree.empty(2).tokens.shape == DraftTree.empty(2).parents.shape == (2, 0)
+    assert DraftTree.from_chains([[], []]).tokens.shape == (2, 0)
+
+
+def test_other_trees_take_the_place_of_some() -> None:
+    tree = DraftTree([[9, 8, 7], [6, 5, 0]], [[0, 0, 1], [0, 1, 0]], (3, 2), (), [[0.5, 0.25, 0.125], [1.0, 0.5, 0.0]])
+    mixed = tree.with_trees([None, ([1, 2, 3, 4], [0, 0, 2, 3])])
+    assert (
+        mixed.sizes == (3, 4)
+        and mixed.token_lists == [[9, 8, 7, 0], [1, 2, 3, 4]]
+        and mixed.parent_lists == [[0, 0, 1, 0], [0, 0, 2, 3]]
+    )
+    assert mixed.probability_lists is not None and mixed.probability_lists[0] == [0.5, 0.25, 0.125, 0.0]
+    assert all(isnan(each) for each in mixed.probability_lists[1])

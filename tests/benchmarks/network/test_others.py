@@ -86,7 +86,7 @@ def test_eagle_with_a_window_drafts_as_if_the_text_began_there(target: Llama, ge
     assert tapped is not None
     told = verified(TEXT, first, tapped.flatten(0, -2)[first : len(TEXT) - 1])
     here, there = (EagleDrafter(eagle, target, 1, 64, SHAPE, window) for window in (4, None))
-    here.extend(replace(told, begin=first), here.cache)
+    here.extend(VerifiedTokens(told.rows, told.tapped, begin=first), here.cache)
     on_edge = EagleOnEdge(there)
     received = ReceivedMemory(told.slots, told.positions, told.token_ids, here.memory(0, first, len(TEXT) - 1)[0])
     texts = [replace(sequence(TEXT), drafter_start=first) for _ in range(2)]
