@@ -226,7 +226,10 @@ def test_what_does_not_belong_together_is_refused(drafters: tuple[MoADrafter, Mo
     trees, windows = drafter.trees, [cache.window(0, 1)[0] for cache in drafter.caches]
     assert trees is not None
     text, no_rare = [[5], [0], [9], [9], [3]], [[]]
-    for texts, said in [([[160], [0], [9], [9], [3]], "no token 160"), ([[5], [0], [LENGTH + 1], [9], [3]], "ends lie outside|no cache row 201")]:
+    for texts, said in [
+        ([[160], [0], [9], [9], [3]], "no token 160"),
+        ([[5], [0], [LENGTH + 1], [9], [3]], "ends lie outside|no cache row 201"),
+    ]:
         with pytest.raises(RuntimeError, match=said):
             trees(windows, texts, no_rare, [], SIZE, 4, 12, 0.0, 1.0)
     for rare, said in [([[7, 160]], "no token 160"), ([[7, -1]], "no token -1"), ([[7], [8]], "each has rare tokens")]:
