@@ -55,6 +55,8 @@ def operator_class(name: str, dtype: torch.dtype) -> Any:
 
 def in_rows(values: list[Value], rows: int) -> list[list[Value]]:
     """What an operator gives in one list, cut to so many."""
+    if rows == 1:
+        return [values]
     width = len(values) // rows
     return [values[first : first + width] for first in range(0, rows * width, width)] if width else [[] for _ in range(rows)]
 

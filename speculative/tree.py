@@ -23,6 +23,7 @@ class DraftTree:
     sequence, which come first. Padding nodes have the root as parent. ``straight`` tells which sequences' drafts are chains that
     go straight to their place in the text instead of a slot's scratch rows, and may therefore be of any length; () is none.
     ``probabilities`` [B, N] is what a drafter gives the paths to its nodes, NOT_ASKED where it was not; None: it was not for any.
+    The ``num_rows`` of a verification are the root and N nodes.
 
     Trees are made of tensors, as they come from a GPU, or of lists, as operators for CPUs give and take them: making a tensor
     of a few numbers takes longer than all that is done with them. What is asked for in the other form is made once.
@@ -38,6 +39,14 @@ class DraftTree:
     ) -> None:
         self._tokens, self._parents, self._probabilities = tokens, parents, probabilities
         self.sizes, self.straight = sizes, straight
+        self.num_rows = 1 + (tokens.shape[1] if isinstance(tokens, Tensor) else len(tokens[0]))
+        # Asked for several times a step: where there are lists already, a cached property would have to be asked first.
+        if isinstance(tokens, list):
+            self.token_lists = tokens
+        if isinstance(parents, list):
+            self.parent_lists = parents
+        if isinstance(probabilities, list):
+            self.probability_lists = probabilities
 
     @cached_property
     def tokens(self) -> Tensor:
@@ -69,11 +78,6 @@ class DraftTree:
         """``probabilities``."""
         known = self._probabilities
         return known.tolist() if isinstance(known, Tensor) else known
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of a verification: the root and N nodes."""
-        return 1 + (self._tokens.shape[1] if isinstance(self._tokens, Tensor) else len(self._tokens[0]))
 
     @classmethod
     def empty(cls, batch: int) -> DraftTree:
