@@ -138,8 +138,9 @@ class AdaptivePolicy:
     Prompts that are read beside steps do not count: how long that takes is the same whether steps draft or not, so that texts end
     the sooner the faster the steps themselves are.
 
-    While nothing is drafted nobody learns whether drafts would pay by now: half a hundredth of the time goes into trying. A trial
-    holds all texts up: it waits while a prompt is read, which does so too, and verifies what goes into twice a plain step's time.
+    While nothing is drafted nobody learns whether drafts would pay by now, or what they cost where that was measured in a busy
+    minute: half a hundredth of the time may be lost on trying. A trial holds all texts up: it waits while a prompt is read, which
+    does so too, and verifies what goes into twice a plain step's time, a node at least.
     Where texts have mostly had plain steps of late, drafts that would pay wait for that as well: their steps make more tokens and
     take longer, and texts that are used to the pace of plain ones would wait for such a step and the reading together. Texts that
     are new, or had prompts read beside them all along, are not.
@@ -227,11 +228,12 @@ class AdaptivePolicy:
         size, tokens, draft = len(batch), _tokens(batch), self._of(len(batch)).drafts[self._aim]
         worths = self._worths(probabilities, tree.sizes, batch)
         best, count = 0.0, 0
-        longest = 2 * self.costs.plain(size, tokens) if self._trying else inf
+        # Without a node a trial would show that drafts gain nothing.
+        least, longest = (1, 2 * self.costs.plain(size, tokens)) if self._trying else (0, inf)
         verifications = self.costs.verifications(size, tokens, range(nodes + 1))
         for number, (gain, verification) in enumerate(zip(accumulate(worths, initial=0.0), verifications, strict=True)):
             rate = (size + gain) / (draft + verification)
-            if rate > best and (number <= 1 or draft + verification <= longest):
+            if number >= least and rate > best and (number <= 1 or draft + verification <= longest):
                 best, count = rate, number
         return tree.cut(count) if count < nodes else tree
 
@@ -261,7 +263,9 @@ class AdaptivePolicy:
             return
         self._passes = None
         if self._trying:
-            self._allowance = 0.0
+            # What it has lost, not what it was expected to: where drafts pay the next trial need not wait.
+            worth = self.costs.plain(step.batch_size, step.tokens) * (1 + sum(gained) / step.batch_size)
+            self._allowance = max(0.0, self._allowance - max(0.0, step.told + step.draft + step.rest - worth))
         usual = self._of(step.batch_size)
         draft = usual.drafts[self._aim]
         usual.drafts[self._aim] += _WEIGHT * (min(step.draft, 2 * draft) - draft)

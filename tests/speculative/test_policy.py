@@ -88,6 +88,48 @@ def test_what_is_due_to_be_tried_stays_so_until_it_was() -> None:
     assert made.shape(batch) is None
 
 
+def test_a_trial_verifies_a_node_even_where_none_is_worth_it() -> None:
+    """Without, it would show that drafts gain nothing, however good they are."""
+    made, batch = policy(row=2.0, level=2.0), sequences()
+    while made.shape(batch) is None:
+        pass
+    assert made.cut(tree([[0.9, 0.8, 0.7]]), batch).num_rows == 2
+
+
+def test_a_trial_that_pays_is_followed_by_another_at_once() -> None:
+    made, batch = policy(), sequences()
+    fare(made, batch, 0, steps=400)
+    while made.shape(batch) is None:
+        pass
+    fare(made, batch, 3, steps=1)
+    assert made.shape(batch) is not None
+
+
+@pytest.mark.parametrize("wrong", [{"plain": 0.5}, {"row": 3.0, "draft": 3.0}, {"draft": 6.0}], ids=str)
+def test_what_was_measured_in_a_busy_minute_is_put_right(wrong: dict[str, float]) -> None:
+    """Drafts that pay are given within a thousand plain steps' time, whatever was measured of them."""
+    true = StepCosts(MeasuredCosts({1: {0: 1.0, 1: 1.2, 8: 1.9}}, {1: (0.35, 0.1)}))
+    steps = {0: wrong.get("plain", 1.0), 1: 1.2 * wrong.get("row", 1.0), 8: 1.9 * wrong.get("row", 1.0)}
+    first, level = (each * wrong.get("draft", 1.0) for each in (0.35, 0.1))
+    made = AdaptivePolicy(LARGEST, StepCosts(MeasuredCosts({1: steps}, {1: (first, level)})), narrows=True)
+    batch, time, lately = sequences(), 0.0, [False] * 50
+    while time < 1000:
+        shape = made.shape(batch)
+        lately = [*lately[1:], shape is not None]
+        if shape is None:
+            step, drafted, gained = StepTimes(1, 0, 0, False, 0.0, 1.0), DraftTree.empty(1), 0
+        else:
+            drafted = made.cut(tree([[0.8**depth for depth in range(1, shape.depth + 1)]]), batch)
+            nodes = drafted.num_rows - 1
+            gained = min(nodes, 3)
+            step = StepTimes(1, 0, nodes, True, true.draft(1, shape.depth), true.verification(1, 0, nodes))
+        made.observe(step, drafted, batch, [gained])
+        time += step.draft + step.rest
+        if all(lately):
+            return
+    pytest.fail(f"of the last 50 steps {sum(lately)} drafted")
+
+
 def plainly(policy: AdaptivePolicy, batch: list[Sequence], *, reading: bool = False) -> None:
     """A hundred steps of texts whose drafts have failed; what is tried fails too."""
     fare(policy, batch, 0, steps=400)
