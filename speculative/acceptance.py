@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def accept_paths(batch: Many[Sequence], tree: DraftTree, logits: Tensor, best: T
     if isinstance(best, list):
         greedy, tokens, parents, others = best, tree.token_lists, tree.parent_lists, []
     else:
-        drawn = _drawn(batch, tree, logits) if draws_together(logits.device) else None
+        drawn = _drawn(batch, tree, logits) if by_the_step(logits.device) else None
         greedy, tokens, parents, *others = _values(best, tree.tokens, tree.parents, *(() if drawn is None else (drawn,)))
     accepted: list[Acceptance] = []
     for index, sequence in enumerate(batch):
@@ -39,8 +39,8 @@ def accept_paths(batch: Many[Sequence], tree: DraftTree, logits: Tensor, best: T
     return accepted
 
 
-def draws_together(device: torch.device) -> bool:
-    """Whether tokens are drawn for all rows of a tree at once: each number that a GPU is asked for takes longer than that."""
+def by_the_step(device: torch.device) -> bool:
+    """Whether a step's numbers come and go together, and tokens are drawn for all rows: a GPU takes longer for each by itself."""
     return device.type != "cpu"
 
 
@@ -79,43 +79,38 @@ def keep_paths(
 
     ``tapped`` [B·(N+1), taps·E] are of all rows.
     """
-    # Token and the one before it, slot and position; where it stands in the cache now and from now on, and among all rows.
-    columns: list[list[int]] = [[] for _ in range(7)]
-    tokens, previous, slots, positions, drafted, final, rows = columns
-    unseen: list[int] = []
+    # Where each row stands in the cache now, and from now on.
+    drafted: list[int] = []
+    final: list[int] = []
+    # Of those that the drafter sees: token and the one before it, slot and position; and where it stands among all rows.
+    told: list[list[int]] = [[], [], [], []]
+    tokens, previous, slots, positions = told
+    rows: list[int] = []
     straight = tree.straight or (False,) * len(batch)
     for n, (sequence, acceptance) in enumerate(zip(batch, accepted, strict=True)):
         first, count = sequence.num_computed, len(acceptance.tokens)
-        if not sequence.speculative:
-            unseen.extend(range(len(tokens), len(tokens) + count))
         path, verified = (0, *acceptance.rows), (sequence.tokens[-1], *acceptance.tokens[:-1])
-        tokens += verified
-        previous += (sequence.token_before(first), *verified[:-1])
-        slots += [sequence.slot] * count
-        positions += range(first, first + count)
         places = range(cache.flat_row(sequence.slot, first), cache.flat_row(sequence.slot, first + count))
-        final += places
         start = cache.flat_row(sequence.slot, -cache.scratch)
         drafted += places if straight[n] else [start + row for row in path]
-        rows += [n * tree.num_rows + row for row in path]
-    if tree.num_rows == 1 and len(unseen) == len(tokens):
-        return None
-    if cache.data.device.type != "cpu":
-        told = _moved(cache, torch.tensor(columns, device=cache.data.device), tapped, moves=tree.num_rows > 1)
-    else:
-        if tree.num_rows > 1:
+        final += places
+        if sequence.speculative:
+            tokens += verified
+            previous += (sequence.token_before(first), *verified[:-1])
+            slots += [sequence.slot] * count
+            positions += range(first, first + count)
+            rows += [n * tree.num_rows + row for row in path]
+    moves = tree.num_rows > 1
+    if not by_the_step(cache.data.device):
+        if moves:
             cache.move_listed_rows(drafted, final)
-        told = VerifiedTokens(columns[:4], tapped, places=rows)
-    if not unseen:
-        return told
-    left_out = frozenset(unseen)
-    seen = torch.tensor([n for n in range(len(tokens)) if n not in left_out], dtype=torch.long, device=cache.data.device)
-    return told.only(seen) if len(seen) else None
-
-
-def _moved(cache: KVCache, columns: Tensor, tapped: Tensor | None, *, moves: bool) -> VerifiedTokens:
-    """The same by one tensor [7, n] of all numbers: each that is sent to a GPU takes longer than they do."""
-    drafted_rows, final_rows, tree_rows = columns[4:]
+        return VerifiedTokens(told, tapped, places=rows) if tokens else None
+    if not (moves or tokens):
+        return None
+    sizes = [len(drafted), len(final), len(rows), 4 * len(tokens)]
+    numbers = torch.tensor([*drafted, *final, *rows, *chain.from_iterable(told)], device=cache.data.device).split(sizes)
     if moves:
-        cache.move_rows(drafted_rows, final_rows)
-    return VerifiedTokens(columns[:4], None if tapped is None else tapped.index_select(0, tree_rows))
+        cache.move_rows(*numbers[:2])
+    if not tokens:
+        return None
+    return VerifiedTokens(numbers[3].view(4, -1), None if tapped is None else tapped.index_select(0, numbers[2]))

@@ -88,10 +88,6 @@ class VerifiedTokens:
         """The same, of which this is tapped [n, taps·E]."""
         return VerifiedTokens(self._rows, tapped, self.begin)
 
-    def only(self, places: Tensor) -> VerifiedTokens:
-        """Some of them."""
-        return VerifiedTokens(self.rows[:, places], None if self.tapped is None else self.tapped[places], self.begin)
-
 
 class TargetEnds(Protocol):
     """What drafting borrows of a target, which is all that an edge holds of one."""

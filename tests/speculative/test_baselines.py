@@ -90,8 +90,8 @@ def test_moa_serves_what_was_trained(target: Llama, kind: str, known: int, windo
     plan = prefill_plan(cache, target.config.groups, 0, 0, known)
     _, seen = target.forward_tapped(text[0, :known], plan, cache, drafter.taps)
     slots, previous = torch.zeros_like(plan.positions), tokens_before(text)[0, :known]
-    told = VerifiedTokens(torch.stack((text[0, :known], previous, slots, plan.positions)), seen)
-    drafter.extend(told.only(torch.arange(start, known)), cache)
+    rows = torch.stack((text[0, :known], previous, slots, plan.positions))[:, start:]
+    drafter.extend(VerifiedTokens(rows, None if seen is None else seen[start:]), cache)
     lengths = torch.tensor([known])
     if moa.config.paired:
         places = tuple(kept.flat_rows(torch.zeros_like(lengths), lengths) for kept in drafter.caches)

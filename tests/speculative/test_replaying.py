@@ -136,12 +136,12 @@ def test_trees_whose_shapes_are_recorded_keep_them(make_engine: MakeEngine) -> N
     assert not innermost(replaying(make_engine(N0, "block")).drafter).narrows  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("drafter", ["none", "block"])
+@pytest.mark.parametrize("drafter", ["none", "block", "moa"])
 def test_texts_are_the_same_where_tokens_are_drawn_together(
     drafter: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = tokens(run(make_engine(N0, "none", max_num_seqs=1), crowd()))
-    monkeypatch.setattr(acceptance, "draws_together", lambda device: True)
+    monkeypatch.setattr(acceptance, "by_the_step", lambda device: True)
     asked: list[int] = []
     choose = Sampler._choose
     monkeypatch.setattr(Sampler, "_choose", lambda self, logits: asked.append(1) or choose(self, logits))
