@@ -86,21 +86,21 @@ def keep_paths(
     told: list[list[int]] = [[], [], [], []]
     tokens, previous, slots, positions = told
     rows: list[int] = []
-    straight = tree.straight or (False,) * len(batch)
+    straight, moves = tree.straight or (False,) * len(batch), tree.num_rows > 1
     for n, (sequence, acceptance) in enumerate(zip(batch, accepted, strict=True)):
         first, count = sequence.num_computed, len(acceptance.tokens)
         path, verified = (0, *acceptance.rows), (sequence.tokens[-1], *acceptance.tokens[:-1])
-        places = range(cache.flat_row(sequence.slot, first), cache.flat_row(sequence.slot, first + count))
-        start = cache.flat_row(sequence.slot, -cache.scratch)
-        drafted += places if straight[n] else [start + row for row in path]
-        final += places
+        if moves:
+            places = range(cache.flat_row(sequence.slot, first), cache.flat_row(sequence.slot, first + count))
+            start = cache.flat_row(sequence.slot, -cache.scratch)
+            drafted += places if straight[n] else [start + row for row in path]
+            final += places
         if sequence.speculative:
             tokens += verified
             previous += (sequence.token_before(first), *verified[:-1])
             slots += [sequence.slot] * count
             positions += range(first, first + count)
             rows += [n * tree.num_rows + row for row in path]
-    moves = tree.num_rows > 1
     if not by_the_step(cache.data.device):
         if moves:
             cache.move_listed_rows(drafted, final)

@@ -34,6 +34,11 @@ class TreePass(Protocol):
         """
 
 
+def in_scratch_rows(cache: KVCache, batch: Many[Sequence], tree: DraftTree) -> bool:
+    """Whether all of these texts go on, and their trees have room where trees usually stand."""
+    return not any(tree.straight) and tree.num_rows <= cache.scratch and not any(sequence.waits for sequence in batch)
+
+
 def token_ids_of(roots: list[int], tree: DraftTree, device: torch.device) -> Tensor:
     """Roots and nodes [B, N+1]."""
     return torch.cat((torch.tensor(roots, device=device).unsqueeze(1), tree.tokens.to(device)), dim=1)

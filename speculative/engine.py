@@ -385,5 +385,5 @@ class Engine:
     def _drafter_caches(self) -> tuple[KVCache, ...]:
         return () if self.drafter is None else tuple(self.drafter.caches)
 
-    def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
+    def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, device=self._device)

@@ -13,7 +13,7 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.plans import counting, decode_plan_within, recorded_span
 from models.replay import Recorder, Replayed, rounded
-from speculative.batch import TreeLayout, token_ids_of
+from speculative.batch import TreeLayout, in_scratch_rows, token_ids_of
 from speculative.sampling import argmax
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
@@ -41,9 +41,7 @@ class ReplayedVerification:
 
     def suits(self, batch: Many[Sequence], tree: DraftTree) -> bool:
         """Whether these texts, in consecutive slots, and trees are such as are recorded: all go on, from the first slot."""
-        if batch[0].slot or any(tree.straight) or tree.num_rows > self._cache.scratch:
-            return False
-        return not any(sequence.waits for sequence in batch)
+        return not batch[0].slot and in_scratch_rows(self._cache, batch, tree)
 
     def __call__(
         self, roots: list[int], tree: DraftTree, lengths: list[int], first_slot: int

@@ -11,6 +11,7 @@ from torch import Tensor
 from models.kv_cache import KVCache
 from models.plans import span_of
 from models.tiles import in_rows, operator_class
+from speculative.batch import in_scratch_rows
 from speculative.sequence import Sequence
 from speculative.tree import DraftTree
 
@@ -23,10 +24,8 @@ class TiledVerification:
         self._run, self._cache, self._taps = operator.run, cache, taps
 
     def suits(self, batch: Many[Sequence], tree: DraftTree) -> bool:
-        """As in TreePass: all go on, in scratch rows."""
-        if any(tree.straight) or tree.num_rows > self._cache.scratch:
-            return False
-        return not any(sequence.waits for sequence in batch)
+        """As in TreePass."""
+        return in_scratch_rows(self._cache, batch, tree)
 
     def __call__(
         self, roots: list[int], tree: DraftTree, lengths: list[int], first_slot: int

@@ -108,9 +108,9 @@ class MoADrafter(MoATreeDrafter):
 
     def _remember(self, tiled: TiledMemory, verified: VerifiedTokens, target_cache: KVCache) -> None:
         windows = target_cache.window(0, target_cache.num_slots), self._all_slots(), self.scratches(target_cache.scratch)
-        if verified.columns is not None and verified.places is not None:
+        if verified.columns is not None:
             tokens = list(chain.from_iterable(verified.columns))
-            tiled.remember_rows(tokens, verified.tapped_of_all, verified.places, *windows)
+            tiled.remember_rows(tokens, verified.tapped_of_all, verified.places or [], *windows)
         else:
             hidden = verified.tapped
             tiled.remember(verified.rows.contiguous(), [] if hidden is None else [hidden.contiguous()], *windows)
