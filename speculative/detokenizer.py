@@ -12,8 +12,8 @@ class Detokenizer:
     """Incremental text of one request.
 
     Bytes that do not yet form a character wait, and so does text that could be the start of a stop string; what has been given out
-    is never taken back. Stop strings end nothing within the first ``min_tokens`` tokens. ``special`` tokens have no
-    text: those that are known need not be decoded again with every token behind them.
+    is never taken back. A stop string that is complete within the first ``min_tokens`` tokens ends nothing. ``special`` tokens
+    have no text: those that are known need not be decoded again with every token behind them.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Detokenizer:
             self._undecoded.append(token)
             return ""
         self._undecoded.clear()
-        return self._release(text) if self._stop and self._unstoppable < 0 else text
+        return self._release(text) if self._stop else text
 
     def _decode(self, tokenizer: Tokenizer, token: int) -> str | None:
         """The text up to ``token`` that has not been told; None where it is not certain yet."""
@@ -57,20 +57,24 @@ class Detokenizer:
             return tokenizer.decode([*self._undecoded, token], skip_special_tokens=True)
 
     def flush(self) -> str:
-        """All that waited: the text has ended."""
-        held, self._held = self._held, ""
+        """All that waited, up to a stop string that sets ``stopped``: the text has ended."""
+        text = ""
         if self._undecoded and self._tokenizer is not None:
-            held += self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
+            text = self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
             self._undecoded.clear()
-        return held
+        if self._stop:
+            text = self._release(text)
+        held, self._held = self._held, ""
+        return text + held
 
     def _release(self, text: str) -> str:
-        held = self._held + text
-        ends = [place for place in (held.find(stop) for stop in self._stop) if place >= 0]
-        if ends:
-            self.stopped = True
-            self._held = ""
-            return held[: min(ends)]
+        before, held = len(self._held), self._held + text
+        if self._unstoppable < 0:
+            ends = [place for stop in self._stop if (place := held.find(stop, max(0, before - len(stop) + 1))) >= 0]
+            if ends:
+                self.stopped = True
+                self._held = ""
+                return held[: min(ends)]
         keep = max(overlap(held, stop) for stop in self._stop)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

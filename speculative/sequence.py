@@ -137,7 +137,7 @@ class Sequence:
                     self.finish_reason = "stop"
                 elif len(self.tokens) >= self.max_length:
                     text += self.detokenizer.flush()
-                    self.finish_reason = "length"
+                    self.finish_reason = "stop" if self.detokenizer.stopped else "length"
             if self.finish_reason is not None:
                 break
         accepted = min(len(kept), len(tokens) - 1)

@@ -38,6 +38,7 @@ def check_request(request: Request, info: ModelInfo) -> None:
         ("output_token_ids", output),
         ("stop_token_ids", request.params.stop_token_ids),
         ("logit_bias", biased),
+        ("prediction", request.prediction),
     ):
         for outside in (min(tokens, default=0), max(tokens, default=0)):
             if not 0 <= outside < info.vocab_size:

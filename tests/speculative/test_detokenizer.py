@@ -104,3 +104,29 @@ def test_nothing_given_out_is_ever_taken_back(tokenizer: Tokenizer, stop: str) -
     out, stopped = feed(tokenizer, text, stop)
     assert stopped == (stop in text)
     assert out == (text[: text.index(stop)] if stopped else text)
+
+
+def test_a_stop_string_counts_in_text_that_waited_to_the_end(tokenizer: Tokenizer) -> None:
+    token = tokenizer.token_to_id("ĠÃ")  # a space and half a character
+    detokenizer = Detokenizer(tokenizer, (" ",))
+    assert (detokenizer.add(token), detokenizer.flush(), detokenizer.stopped) == ("", "", True)
+    detokenizer = Detokenizer(tokenizer, (" ",), min_tokens=2)
+    assert (detokenizer.add(token), detokenizer.flush(), detokenizer.stopped) == ("", " \ufffd", False)
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "told", "stopped"),
+    [(3, "a ", True), (4, "a ", True), (5, "a b b c d c d", False)],
+)
+def test_a_stop_string_ends_the_text_unless_it_is_complete_within_the_least_tokens(
+    tokenizer: Tokenizer, min_tokens: int, told: str, stopped: bool
+) -> None:
+    ids = [tokenizer.encode(piece).ids for piece in ("a", " b", " b", " c", " d", " c", " d")]
+    assert all(len(each) == 1 for each in ids)
+    detokenizer = Detokenizer(tokenizer, ("b b c d",), min_tokens=min_tokens)
+    out = ""
+    for (token,) in ids:
+        out += detokenizer.add(token)
+        if detokenizer.stopped:
+            break
+    assert (out + detokenizer.flush(), detokenizer.stopped) == (told, stopped)

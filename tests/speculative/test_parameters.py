@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -171,6 +173,12 @@ def test_tokens_that_do_not_exist_are_refused(make_engine, params: dict[str, obj
     with pytest.raises(InvalidRequestError, match="token id 160 is outside the vocabulary") as caught:
         make_engine().validate(request("r", PROMPT, **params))
     assert caught.value.param in params
+
+
+def test_a_prediction_of_tokens_that_do_not_exist_is_refused(make_engine) -> None:
+    with pytest.raises(InvalidRequestError, match="token id 160 is outside the vocabulary") as caught:
+        make_engine().validate(replace(request("r", PROMPT), prediction=(3, 160)))
+    assert caught.value.param == "prediction"
 
 
 def greedy(model: PreTrainedModel, config: GenerationConfig) -> list[int]:
