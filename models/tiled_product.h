@@ -10,8 +10,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <limits>
+#include <type_traits>
 #include <vector>
 
+#include "packed_rows.h"
 #include "tiles.h"
 
 #ifdef MOASERVE_SIMD
@@ -130,48 +133,65 @@ SIMD void multiply_panels(Rows x, Panels<BFloat16> weight, int64_t begin, int64_
 
 #endif
 
-// The same without tiles; rows are those of `Left` here.
+// Rows for which weights in bfloat16 are widened once for all, a tile after the other. Of fewer each pass does so in registers: measured.
+constexpr int64_t kWidenedFor = 32;
+
+// Products of all rows, which are those of `left_of`, with some panels, by vectors.
 //
 // Weights are gone over by stretches that stay near for all rows. Each time that one is, a share of what follows it in memory is fetched, so
 // that memory never waits while what is at hand is multiplied. What follows the last panel is, as a rule, the next product's first.
 template <class Number, class Write>
 SIMD void multiply_panels_by_vectors(Rows x, Panels<Number> weight, int64_t begin, int64_t end, const Write& write) {
   constexpr int64_t kMost = kStretch<Number>, kBytes = Panels<Number>::kStepBytes, kLeft = kPairs * sizeof(Left<Number>);
-  static thread_local std::vector<float, Aligned<float>> room;
-  const bool in_one = weight.steps <= kMost;
-  const int64_t most = rows_at_once(x.count), lead = std::min(weight.steps, kMost) * kBytes;
-  const int64_t times = (x.count + most - 1) / most * tiles_apart(most);
-  const int64_t lines = weight.near ? 0 : static_cast<int64_t>(sizeof(Number)) * ((kTile + times - 1) / times);
+  static thread_local std::vector<float, Aligned<float>> room, wide_tile;
+  constexpr bool kWidened = kPacks && std::is_same_v<Number, BFloat16>;
+  const bool widened = kWidened && x.count >= kWidenedFor, in_one = !widened && weight.steps <= kMost;
+  const int64_t most = rows_at_once(x.count), lead = std::min(weight.steps, kMost) * kBytes, tiles = widened ? 1 : 2;
+  const int64_t times = widened ? 2 * ((x.count + most - 1) / most) : times_over(x.count), least = widened ? kLinesAtOnce<float> : kLinesAtOnce<Number>;
+  const int64_t lines = weight.near ? 0 : least * ((kBytes / kRowBytes + least * times - 1) / (least * times));
   const auto kept = static_cast<size_t>((in_one ? most : x.count) * kPanel);
   if (room.size() < kept) room.resize(kept);
+  if (widened) wide_tile.resize(kMost * kPairs * kTile);
   for (int64_t panel = begin; panel < end; ++panel) {
     for (int64_t step = 0; step < weight.steps; step += kMost) {
       const int64_t steps = std::min(kMost, weight.steps - step);
       const char* data = weight.data + (panel * weight.steps + step) * kBytes;
       Ahead ahead{data + lead, lines};
-      for (int64_t row = 0; row < x.count; row += most) {
-        const int64_t count = std::min(most, x.count - row);
-        const Operand left{x.data + row * x.bytes + step * kLeft, x.bytes, 0, kLeft};
-        const Operand right{data, kPairBytes<Number>, kOperandBytes<Number>, kBytes};
-        float* sums = room.data() + (in_one ? 0 : row * kPanel);
-        multiply_some<Number, 2>(left, count, right, steps, Sums{sums, kPanel, kTile}, step > 0, ahead);
-        ahead = ahead.after(steps * tiles_apart(count));
-        if (ahead.data >= data + lead + steps * kBytes) ahead.lines = 0;
-        if (step + steps < weight.steps) continue;
-        for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums + each * kPanel);
+      for (int64_t tile = 0; tile < 2; tile += tiles) {
+        if constexpr (kWidened) {
+          if (widened) widen_tile(data + tile * kOperandBytes<Number>, kBytes, steps, wide_tile.data());
+        }
+        for (int64_t row = 0; row < x.count; row += most) {
+          const int64_t count = std::min(most, x.count - row), bytes = (kPacks ? count : 1) * kLeft;
+          const Operand left{x.data + row * x.bytes + step * bytes, x.bytes, 0, bytes};
+          const Sums sums{room.data() + (in_one ? 0 : row * kPanel) + tile * kTile, kPanel, kTile};
+          if (widened) {
+            const Operand right{reinterpret_cast<const char*>(wide_tile.data()), kPairBytes<float>, 0, kOperandBytes<float>};
+            multiply_some<float, 1, kTile, kPacks>(left, count, right, steps, sums, step > 0, ahead);
+          } else {
+            const Operand right{data, kPairBytes<Number>, kOperandBytes<Number>, kBytes};
+            multiply_some<Number, 2, kTile, kPacks>(left, count, right, steps, sums, step > 0, ahead);
+          }
+          ahead = ahead.after(steps * (widened ? 1 : tiles_apart(count)));
+          if (ahead.data >= data + lead + steps * kBytes) ahead.lines = 0;
+          if (step + steps < weight.steps || tile + tiles < 2) continue;
+          for (int64_t each = 0; each < count; ++each) write(panel, row + each, sums.data - tile * kTile + each * kPanel);
+        }
       }
     }
   }
 }
 
-// `size` numbers of each row, as they stand on the left: widened, they last until the thread's next product.
+// `size` numbers of each row, as they stand on the left: those that are packed last until the thread's next product.
 template <class Number>
 SIMD inline Rows left_of(Rows x, int64_t size) {
-  if constexpr (kWidens<Number>) {
-    static thread_local std::vector<float, Aligned<float>> wide_rows;
-    if (static_cast<int64_t>(wide_rows.size()) < x.count * size) wide_rows.resize(x.count * size);
-    widen_rows(x.data, x.bytes, x.count, size, wide_rows.data());
-    return {reinterpret_cast<const char*>(wide_rows.data()), size * static_cast<int64_t>(sizeof(float)), x.count};
+  if constexpr (kPacks) {
+    if (x.count == 1 && std::is_same_v<Number, float>) return x;
+    static thread_local std::vector<float, Aligned<float>> packed;
+    const int64_t count = x.count * size + 7;
+    if (static_cast<int64_t>(packed.size()) < count) packed.resize(count);
+    pack_rows<Number>(x.data, x.bytes, x.count, size, packed.data());
+    return {reinterpret_cast<const char*>(packed.data()), size * static_cast<int64_t>(sizeof(float)), x.count};
   } else {
     return x;
   }
@@ -198,7 +218,7 @@ void product(Rows x, const at::Tensor& weight, const Write& write, bool near = f
     at::parallel_for(0, panels.count, grain, [&](int64_t begin, int64_t end) { multiply_panels_by_vectors(left, panels, begin, end, write); });
   };
   if constexpr (kTakesNarrow<Number>) {
-    if (weight.scalar_type() == at::kBFloat16) return by_vectors(x, Panels<BFloat16>(weight, near));
+    if (weight.scalar_type() == at::kBFloat16) return by_vectors(left_of<Number>(x, weight.size(1) * kPairs), Panels<BFloat16>(weight, near));
   }
   const Panels<Number> panels(weight, near);
 #ifdef MOASERVE_TILES

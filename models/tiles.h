@@ -102,14 +102,21 @@ constexpr bool by_tiles() { return false; }
 #ifdef MOASERVE_TILES
 template <class Number>
 using Left = Number;
+constexpr bool kPacks = false;
 #else
 template <class Number>
 using Left = float;
+constexpr bool kPacks = true;  // whether what weights are multiplied with is packed, as registers are few: packed_rows.h
 #endif
 
 // Whether that is not what is stored.
 template <class Number>
 constexpr bool kWidens = !std::is_same_v<Left<Number>, Number>;
+
+// Bytes from number to number of R rows on the left. Those that are packed have their first numbers next to each other, then their
+// second ones, so that no register need hold where each row is.
+template <int R, bool packed>
+constexpr int64_t kNumberBytes = (packed ? R : 1) * static_cast<int64_t>(sizeof(float));
 
 // `size` numbers of each of `count` rows in bfloat16, one every `bytes`, dense and in float32.
 SIMD inline void widen_rows(const void* rows, int64_t bytes, int64_t count, int64_t size, float* to) {
@@ -131,19 +138,22 @@ struct Sums {
   int64_t row, tile;
 };
 
+// Lines that products fetch at a time: as many as two tiles have in what they go over meanwhile, a pair, or two in float32.
+template <class Number>
+constexpr int64_t kLinesAtOnce = std::is_same_v<Number, float> ? 8 : 2;
+
 // What products fetch of what is read after them: so many lines a step, a few a pair, from an address on. No nearer than to the
 // second-level cache: the first can wait for too few lines at once to keep up with memory, and has no room for them.
 struct Ahead {
   const char* data = nullptr;
   int64_t lines = 0;
 
-  // As many of a step's lines as two tiles have in a pair, in each of its pairs until there are no more.
-  template <class Number>
-  SIMD inline void fetch(int64_t pair) const {
-    constexpr int64_t kEach = sizeof(Number);
-    if (kEach * pair >= lines) return;
-#pragma GCC unroll 4
-    for (int64_t line = 0; line < kEach; ++line) __builtin_prefetch(data + (kEach * pair + line) * kRowBytes, 0, 2);
+  // Some of a step's lines, in each of its places until there are no more.
+  template <int64_t each>
+  SIMD inline void fetch(int64_t place) const {
+    if (each * place >= lines) return;
+#pragma GCC unroll 8
+    for (int64_t line = 0; line < each; ++line) __builtin_prefetch(data + (each * place + line) * kRowBytes, 0, 2);
   }
 
   Ahead after(int64_t steps) const { return {data + steps * lines * kRowBytes, lines}; }
@@ -169,25 +179,27 @@ SIMD __attribute__((always_inline)) inline void store_sums(const wide::Floats (&
 }
 
 // By vectors: sums over `steps` of P pairs of the products of R rows with C tiles, added to what is there on request. Of float32 first.
-template <int R, int C, int P>
+template <int R, int C, int P, bool packed>
 SIMD inline void multiply_floats(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
+  constexpr int64_t kNumber = kNumberBytes<R, packed>, kRight = kTile * sizeof(float);
+  const int64_t row = packed ? static_cast<int64_t>(sizeof(float)) : a.row;
   wide::Floats sums[R][C];
   begin_sums(sums, out, add);
   for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step, ahead = ahead.after(1)) {
     const char* left = a.data;
     const char* right = b.data;
-    for (int64_t pair = 0; pair < P; ++pair, left += 2 * sizeof(float), right += b.row) {
-      ahead.fetch<float>(pair);
-#pragma GCC unroll 2
-      for (int64_t odd = 0; odd < 2; ++odd) {
+    for (int64_t four = 0; four < P / 2; ++four, left += 4 * kNumber, right += 4 * kRight) {
+      ahead.fetch<kLinesAtOnce<float>>(four);
+#pragma GCC unroll 4
+      for (int64_t number = 0; number < 4; ++number) {
         wide::Floats column[C];
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) column[c] = wide::load(reinterpret_cast<const float*>(right + c * b.tile) + odd * kTile);
+        for (int c = 0; c < C; ++c) column[c] = wide::load(reinterpret_cast<const float*>(right + c * b.tile + number * kRight));
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-          const wide::Floats one = wide::all(*(reinterpret_cast<const float*>(left + r * a.row) + odd));
+          const wide::Floats one = wide::all(*reinterpret_cast<const float*>(left + number * kNumber + r * row));
 #pragma GCC unroll 4
-          for (int c = 0; c < C; ++c) sums[r][c] = wide::fma(one, column[c], sums[r][c]);
+          for (int c = 0; c < C; ++c) sums[r][c] = wide::plus_product(sums[r][c], one, column[c]);
         }
       }
     }
@@ -197,13 +209,13 @@ SIMD inline void multiply_floats(Operand a, Operand b, int64_t steps, Sums out, 
 
 #ifdef MOASERVE_TILES
 
-template <int R, int C, int P>
+template <int R, int C, int P, bool packed>
 SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   wide::Floats sums[R][C];
   begin_sums(sums, out, add);
   for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step, ahead = ahead.after(1)) {
     for (int64_t pair = 0; pair < P; ++pair) {
-      ahead.fetch<BFloat16>(pair);
+      ahead.fetch<kLinesAtOnce<BFloat16>>(pair);
       __m512bh right[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) right[c] = (__m512bh)_mm512_loadu_si512(b.data + c * b.tile + pair * b.row);
@@ -228,8 +240,10 @@ constexpr int64_t kRowsAtOnce = 12;  // whose products with two tiles they are
 // What stands on the right is widened as it is read: of a pair in bfloat16, each half is the upper bits of a number in float32.
 // That is where it is used, and rows are gone over by one address, as few registers are left beside sums: GCC puts one of them into memory
 // as soon as more is to be kept, and a sum that goes there and back for each product takes as long as ten that do not.
-template <int R, int C, int P>
+template <int R, int C, int P, bool packed>
 SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
+  constexpr int64_t kNumber = kNumberBytes<R, packed>;
+  const int64_t row = packed ? static_cast<int64_t>(sizeof(float)) : a.row;
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
   __m256 sums[R][C][2];
 #pragma GCC unroll 16
@@ -243,8 +257,8 @@ SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, 
   for (int64_t step = 0; step < steps; ++step, b.data += b.step, a.data += a.step, ahead = ahead.after(1)) {
     const char* left = a.data;
     const char* right = b.data;
-    for (int64_t pair = 0; pair < P; ++pair, left += 2 * sizeof(float), right += b.row) {
-      ahead.fetch<BFloat16>(pair);
+    for (int64_t pair = 0; pair < P; ++pair, left += 2 * kNumber, right += kRowBytes) {
+      ahead.fetch<kLinesAtOnce<BFloat16>>(pair);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 2
@@ -254,12 +268,12 @@ SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, 
             return _mm256_castsi256_ps(odd ? _mm256_and_si256(both, upper) : _mm256_slli_epi32(both, 16));
           };
           const __m256 of_low = half(0), of_high = half(kRowBytes / 2);
-          const char* from = left + odd * sizeof(float);
+          const char* from = left + odd * kNumber;
 #pragma GCC unroll 16
-          for (int r = 0; r < R; ++r, from += a.row) {
+          for (int r = 0; r < R; ++r, from += row) {
             const __m256 one = _mm256_broadcast_ss(reinterpret_cast<const float*>(from));
-            sums[r][c][0] = _mm256_fmadd_ps(one, of_low, sums[r][c][0]);
-            sums[r][c][1] = _mm256_fmadd_ps(one, of_high, sums[r][c][1]);
+            sums[r][c][0] = wide::plus_product(sums[r][c][0], one, of_low);
+            sums[r][c][1] = wide::plus_product(sums[r][c][1], one, of_high);
           }
         }
       }
@@ -272,32 +286,44 @@ SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, 
   }
 }
 
-constexpr int64_t kSums = 5;        // pairs of registers, of which there are eight, that hold sums
-constexpr int64_t kRowsAtOnce = 5;  // whose products with one tile they are
+constexpr int64_t kSums = 6;        // pairs of registers, of which there are eight, that hold sums
+constexpr int64_t kRowsAtOnce = 6;  // whose products with one tile they are
 
 #endif
 
-// The same of as many rows as there are registers for their sums, at most. Inlined, as a call for every panel of a single row would tell.
-template <class Number, int C, int P = kTile, int R = std::min(kSums / C, kRowsAtOnce)>
+template <class Number, int R, int C, int P, bool packed>
+SIMD __attribute__((always_inline)) inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
+  if constexpr (std::is_same_v<Number, float>) multiply_floats<R, C, P, packed>(a, b, steps, out, add, ahead);
+  else multiply_narrow<R, C, P, packed>(a, b, steps, out, add, ahead);
+}
+
+// The same, where so many registers hold sums that amid other code GCC would keep some of them in memory.
+template <class Number, int R, int C, int P, bool packed>
+SIMD __attribute__((noinline)) void multiply_rows_apart(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
+  multiply_rows<Number, R, C, P, packed>(a, b, steps, out, add, ahead);
+}
+
+// The same of as many rows as there are registers for their sums, at most. A call for every panel of a single row would tell.
+template <class Number, int C, int P = kTile, bool packed = false, int R = std::min(kSums / C, kRowsAtOnce)>
 SIMD __attribute__((always_inline)) inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   if constexpr (R > 0) {
-    if (rows != R) return multiply_few<Number, C, P, R - 1>(a, rows, b, steps, out, add, ahead);
-    if constexpr (std::is_same_v<Number, float>) return multiply_floats<R, C, P>(a, b, steps, out, add, ahead);
-    else return multiply_narrow<R, C, P>(a, b, steps, out, add, ahead);
+    if (rows != R) return multiply_few<Number, C, P, packed, R - 1>(a, rows, b, steps, out, add, ahead);
+    if constexpr (kPacks && R * C > 2) multiply_rows_apart<Number, R, C, P, packed>(a, b, steps, out, add, ahead);
+    else multiply_rows<Number, R, C, P, packed>(a, b, steps, out, add, ahead);
   }
 }
 
 // The same of `kRowsAtOnce` rows, at most, if need be with some of the tiles after the others.
-template <class Number, int C, int P = kTile>
+template <class Number, int C, int P = kTile, bool packed = false>
 SIMD __attribute__((always_inline)) inline void multiply_some(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, Ahead ahead = {}) {
   if constexpr (C > 1) {
     if (rows > kSums / C) {
-      multiply_some<Number, C / 2, P>(a, rows, b, steps, out, add, ahead);
+      multiply_some<Number, C / 2, P, packed>(a, rows, b, steps, out, add, ahead);
       b.data += C / 2 * b.tile, out.data += C / 2 * out.tile;
-      return multiply_some<Number, C - C / 2, P>(a, rows, b, steps, out, add, ahead.after(steps));
+      return multiply_some<Number, C - C / 2, P, packed>(a, rows, b, steps, out, add, ahead.after(steps));
     }
   }
-  multiply_few<Number, C, P>(a, rows, b, steps, out, add, ahead);
+  multiply_few<Number, C, P, packed>(a, rows, b, steps, out, add, ahead);
 }
 
 // How many times `multiply_some` goes over two tiles for so many rows.
@@ -307,6 +333,12 @@ inline int64_t tiles_apart(int64_t rows) { return rows > kSums / 2 ? 2 : 1; }
 inline int64_t rows_at_once(int64_t rows) {
   const int64_t times = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
   return (rows + times - 1) / times;
+}
+
+// How many times two tiles are gone over for all rows.
+inline int64_t times_over(int64_t rows) {
+  const int64_t most = rows_at_once(rows), full = (rows - 1) / most;
+  return full * tiles_apart(most) + tiles_apart(rows - full * most);
 }
 
 // The same of any number of rows.

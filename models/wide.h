@@ -49,6 +49,7 @@ SIMD inline Floats zero() { return _mm512_setzero_ps(); }
 SIMD inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }  // b where one is no number
 SIMD inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 SIMD inline Floats fms(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
+SIMD inline Floats plus_product(Floats sum, Floats a, Floats b) { return fma(a, b, sum); }
 SIMD inline float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 SIMD inline float largest(Floats x) { return _mm512_reduce_max_ps(x); }
 SIMD inline Mask at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
@@ -135,6 +136,13 @@ SIMD inline Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 SIMD inline Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 SIMD inline Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)}; }
 SIMD inline Floats fms(Floats a, Floats b, Floats c) { return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)}; }
+
+// fma(a, b, sum), in the register of the sum: where twelve of sixteen hold sums, GCC would move some of them to memory and back.
+SIMD inline __m256 plus_product(__m256 sum, __m256 a, __m256 b) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  return sum;
+}
+SIMD inline Floats plus_product(Floats sum, Floats a, Floats b) { return {plus_product(sum.low, a.low, b.low), plus_product(sum.high, a.high, b.high)}; }
 
 SIMD inline float sum(Floats x) {
   const __m256 eight = _mm256_add_ps(x.low, x.high);
