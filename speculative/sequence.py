@@ -133,11 +133,13 @@ class Sequence:
                 self.finish_reason = "stop"
             else:
                 text += self.detokenizer.add(token)
+                full = len(self.tokens) >= self.max_length
+                if full:
+                    text += self.detokenizer.flush()
                 if self.detokenizer.stopped:
                     self.finish_reason = "stop"
-                elif len(self.tokens) >= self.max_length:
-                    text += self.detokenizer.flush()
-                    self.finish_reason = "stop" if self.detokenizer.stopped else "length"
+                elif full:
+                    self.finish_reason = "length"
             if self.finish_reason is not None:
                 break
         accepted = min(len(kept), len(tokens) - 1)
