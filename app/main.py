@@ -14,7 +14,7 @@ from app.deps import Serving, ServingEngine
 from app.description import Described
 from app.errors import add_error_handlers
 from app.guard import Guard
-from app.middleware import AccessLog, ErrorCount, Head, Unexpected
+from app.middleware import AccessLog, ErrorCount, Head, NoSocket, Unexpected
 from app.routes import chat, completions, health, metrics, models, playground, responses, tokenize, verify
 from app.settings import HttpSettings
 from app.tracing import TraceContext
@@ -63,6 +63,7 @@ def create_app(settings: HttpSettings, engine: ServingEngine) -> FastAPI:
     if settings.playground:
         app.include_router(playground.router)
     app.add_middleware(Head)
+    app.add_middleware(NoSocket)
     app.add_middleware(Unexpected)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_origins:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import to_api_error
+from app.errors import NotFoundError, to_api_error
 from app.logs import current_request_id
 from app.paths import routed_path
 
@@ -40,6 +40,31 @@ class Head:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
         await self._app({**scope, "method": "GET"}, receive, without_body)
+
+
+class NoSocket:
+    """ASGI middleware: a WebSocket that no route takes gets the 404 of any other request; Starlette's refusal is a bare 403."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "websocket":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "websocket.close" and not begun:
+                error = NotFoundError(f"There is no such route: WebSocket {scope['path']}.", code="not_found")
+                await error.response()(scope, receive, send)
+                return
+            begun = True
+            await send(message)
+
+        await self._app(scope, receive, watched)
 
 
 class Unexpected:

@@ -103,9 +103,15 @@ class AsyncEngine:
         self._end_streams("abort")
 
     async def drain(self, timeout: float) -> bool:
-        """Take no new requests and wait up to ``timeout`` seconds for the running ones; True if all have ended."""
+        """Take no new requests and wait up to ``timeout`` seconds for the running ones; True if all have ended.
+
+        Those that have not are aborted.
+        """
         self._draining = True
-        return await set_within(self._idle, timeout)
+        ended = await set_within(self._idle, timeout)
+        for request_id in list(self._streams):
+            self.abort(request_id)
+        return ended
 
     @property
     def ready(self) -> bool:

@@ -10,7 +10,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import typer
 
@@ -30,16 +32,35 @@ if TYPE_CHECKING:
             """Raise EngineLostError should nothing be computable any more; wait for that for ever."""
 
         async def drain(self, timeout: float) -> bool:
-            """Take no new requests and wait up to ``timeout`` seconds for the running ones."""
+            """Take no new requests and wait up to ``timeout`` seconds for the running ones, which may be aborted then."""
+
+
+logger = logging.getLogger("moaserve.app")
+
+BACKLOG: Final = 2048
+"""Connections that wait to be accepted, as many as uvicorn has."""
+
+ABORTING_S: Final = 5
+"""Seconds that clients get to be told that their texts were aborted, when the server stops before these have ended."""
 
 
 def serve(settings: HttpSettings, make_engine: Callable[[], CommandEngine], what: str) -> int:
     """Load ``what`` and serve it until told to stop; the exit code."""
+    _fill_standard_files()
     # Importing PyTorch takes seconds, in which a container's first process would not notice a signal that nobody handles.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     listener = _bind(settings)
     _configure_logging(settings)
     return _run(settings, listener, make_engine, what)
+
+
+def _fill_standard_files() -> None:
+    """Where standard input, output or error were closed, sockets would take their numbers, and what libraries print to them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 def _bind(settings: HttpSettings) -> socket.socket:
@@ -52,6 +73,7 @@ def _bind(settings: HttpSettings) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen(BACKLOG)  # until then others may bind the same address
         except OSError:
             listener.close()
             raise
@@ -87,13 +109,17 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
     edges: dict[str, Any] = {}
     if app.state.serving.remote is not None:
         edges = {
-            "ws": "websockets-sansio",
             "ws_max_size": 2 * app.state.serving.remote.host.limits.frame_bytes,  # a little too much is told so by a frame
             "ws_per_message_deflate": False,  # memory does not compress
         }
 
     class Server(uvicorn.Server):
-        """Announces the loaded model, stops when that fails or is lost, and admits nothing more once it is told to stop."""
+        """Announces the loaded model, stops when that fails or is lost, and admits nothing more once it is told to stop.
+
+        Told a second time, it ends at once.
+        """
+
+        told = False
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             draining = asyncio.create_task(engine.drain(settings.shutdown_timeout))
@@ -104,9 +130,15 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
                 began = time.monotonic()
                 await remote.drain(settings.shutdown_timeout)
                 left = settings.shutdown_timeout - (time.monotonic() - began)
-                self.config.timeout_graceful_shutdown = max(0, math.ceil(left))
+                self.config.timeout_graceful_shutdown = max(0, math.ceil(left)) + ABORTING_S
             await super().shutdown(sockets)
             await draining
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.told:
+                os._exit(0)  # uvicorn's own second Ctrl-C still waits for the engine
+            self.told = True
+            super().handle_exit(sig, frame)
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -122,32 +154,46 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
                 await engine.wait_lost()
             except EngineError as error:
                 failure = f"{saying}{error}"
-                self.should_exit = True
+            except Exception as error:
+                logger.exception("unexpected error")
+                failure = f"{saying}{error!r}"
+            self.should_exit = True
 
     server = Server(uvicorn.Config(app, **uvicorn_options(settings), **edges))
     # uvicorn takes the signals over a little later, and afterwards raises the one that stopped it once more, for whoever started
     # it; here both are an orderly end.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)
-    typer.echo(f"Loading {what} ...", err=True)
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    _say(f"Loading {what} ...", err=True)
     server.run(sockets=[listener])
     if failure is not None:
-        typer.echo(f"moaserve: error: {failure}", err=True)
+        _say(f"moaserve: error: {failure}", err=True)
         return 1
     if engine.alive:
         # It is still loading, somewhere in PyTorch, and an interpreter that ends around such a thread aborts.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError):  # closed from the start, or not to be written to
+                stream.flush()
         os._exit(0)
     return 0
 
 
+def _say(text: str, err: bool = False) -> None:
+    """Print; what cannot be written, on a disk that is full, stops no server."""
+    with suppress(OSError):
+        typer.echo(text, err=err)
+
+
 def uvicorn_options(settings: HttpSettings) -> dict[str, Any]:
     """How uvicorn serves, whatever the engine."""
+    from app.connections import HttpProtocol, WebSocketProtocol
+
     return {
+        "http": HttpProtocol,
+        "ws": WebSocketProtocol,
         "log_config": None,
         "access_log": False,
-        "timeout_graceful_shutdown": settings.shutdown_timeout,
+        "timeout_graceful_shutdown": settings.shutdown_timeout + ABORTING_S,
         "lifespan": "on",
         "forwarded_allow_ips": settings.forwarded_allow_ips,
         "ssl_certfile": settings.ssl_certfile,
@@ -162,7 +208,7 @@ def _print_welcome(settings: HttpSettings, listener: socket.socket, engine: Comm
     scheme = "https" if settings.ssl_certfile else "http"
     name, url = settings.served_model_name or info.name, f"{scheme}://{host}:{port}/v1"
     playground = f"Playground: {url.removesuffix('v1')}\n" if settings.playground else ""
-    typer.echo(
+    _say(
         f"MoA Serve is ready at {url}: {name}, {info.dtype} on {info.device}, drafter {info.drafter}, "
         f"{info.max_model_len} tokens of context\n{playground}"
         f"Try: curl -N {url}/chat/completions -H 'Content-Type: application/json' "

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -216,3 +219,92 @@ def test_a_server_that_is_told_to_stop_finishes_what_runs_and_waits_and_takes_no
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [64, 64]
     assert late == 503
     assert stop_server(server) == 0
+
+
+def test_a_server_that_may_wait_no_longer_says_so_to_everyone() -> None:
+    server = start_server("--shutdown-timeout", "1", "--max-num-seqs", "2")
+    body = {"messages": MESSAGES, "min_tokens": 1900, "max_tokens": 1900, "temperature": 1}
+
+    async def ask() -> tuple[list[str], list[httpx.Response]]:
+        async with httpx.AsyncClient(base_url=server.base_url, timeout=60) as client:
+            streams = [asyncio.create_task(client.post("/chat/completions", json=body | {"stream": True})) for _ in range(2)]
+            whole = [asyncio.create_task(client.post("/chat/completions", json=body)) for _ in range(2)]
+            await asyncio.to_thread(until_taken, server, 4)
+            server.process.terminate()
+            return [response.text for response in await asyncio.gather(*streams)], await asyncio.gather(*whole)
+
+    streams, whole = asyncio.run(ask())
+    for text in streams:
+        *_, last, done = text.strip().split("\n\n")
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "service_unavailable"
+        assert done == "data: [DONE]"
+    assert [(response.status_code, error_of(response)["code"]) for response in whole] == [(503, "service_unavailable")] * 2
+    assert stop_server(server) == 0
+    assert "Traceback" not in "".join(server.log)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_twice_to_stop_a_server_ends_at_once(number: int) -> None:
+    server = start_server("--shutdown-timeout", "600")
+    body = {"messages": MESSAGES, "min_tokens": 1900, "max_tokens": 1900, "temperature": 1, "n": 16, "stream": True}
+    with httpx.Client(base_url=server.base_url, timeout=60) as client, client.stream("POST", "/chat/completions", json=body):
+        until_taken(server, 16)
+        os.kill(server.process.pid, number)
+        until(lambda: not listens(server))  # it drains
+        os.kill(server.process.pid, number)
+        assert server.process.wait(timeout=10) == 0
+    server.reader.join()
+    server.process.stdout.close()
+
+
+def until_taken(server: Server, requests: int) -> None:
+    until(lambda: server.metric("moaserve_num_requests_running") + server.metric("moaserve_num_requests_waiting") >= requests)
+
+
+def listens(server: Server) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", httpx.URL(server.base_url).port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_of_two_servers_on_one_port_one_says_that_it_cannot_listen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "app.cli", "serve", "--port", port, "--compile", "off"]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) for _ in range(2)]
+    try:
+        until(lambda: any(process.poll() is not None for process in processes), timeout=60)
+        (lost,) = [process for process in processes if process.poll() is not None]
+        assert lost.returncode == 1
+        assert lost.stderr is not None
+        assert f"cannot listen on 127.0.0.1 port {port}" in lost.stderr.read()
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no file that is always full")
+@pytest.mark.parametrize("where", [">/dev/full 2>&1", "<&- >&- 2>&-"])
+def test_a_server_that_cannot_say_anything_serves(where: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--compile", "off"]
+    command = ["sh", "-c", f'exec "$0" "$@" {where}', *serve]
+
+    def ready() -> bool:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with subprocess.Popen(command) as process:
+        try:
+            until(ready, timeout=60)
+            process.terminate()
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()

@@ -94,6 +94,14 @@ async def test_draining_finishes_what_runs_and_takes_no_more(engine: AsyncEngine
         await collect(engine, "late", max_tokens=1)
 
 
+async def test_draining_aborts_what_is_left_when_its_time_is_up(engine: AsyncEngine) -> None:
+    outputs = engine.generate(request("r", [1], temperature=0.0))
+    await anext(outputs)
+    assert not await engine.drain(timeout=0)
+    assert [output.finish_reason async for output in outputs][-1] == "abort"
+    assert engine.alive
+
+
 async def test_stopping_ends_open_streams(make_engine: MakeEngine) -> None:
     engine = AsyncEngine(make_engine)
     await engine.start()

@@ -1,0 +1,212 @@
+"""What clients send, as far as uvicorn: bytes over a socket to the application over the engine in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import h11
+import httpx
+import pytest
+import uvicorn
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from app import connections
+from app.commands.serving import uvicorn_options
+from app.connections import HEAD_BYTES
+from app.settings import Settings
+from tests.app.fakes import FakeEngine, chat_body
+
+HANDSHAKE = (
+    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+class Served:
+    """The application behind uvicorn; what is sent to it comes back until it hangs up."""
+
+    def __init__(self, app: Any) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._server = uvicorn.Server(uvicorn.Config(app, **uvicorn_options(Settings())))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+
+    async def open(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        return reader, writer
+
+    async def said(self, data: bytes) -> bytes:
+        reader, writer = await self.open(data)
+        try:
+            return await asyncio.wait_for(reader.read(), 30)
+        finally:
+            writer.close()
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        await asyncio.wait_for(self._serving, 30)
+
+
+@pytest.fixture
+async def served(app: Any) -> AsyncIterator[Served]:
+    served = Served(app)
+    yield served
+    await served.stop()
+
+
+def post(body: dict[str, Any], *headers: str, version: str = "1.1", path: str = "/v1/chat/completions") -> bytes:
+    content = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/{version}", "Host: test", "Content-Type: application/json", f"Content-Length: {len(content)}"]
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + content
+
+
+def status(said: bytes) -> int:
+    return int(said.split()[1])
+
+
+def error(said: bytes) -> tuple[int, str]:
+    body = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    return status(said), body["code"]
+
+
+@pytest.mark.parametrize(
+    "upgrade", ["Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__", HANDSHAKE.strip()]
+)
+async def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(served: Served, upgrade: str) -> None:
+    reader, writer = await served.open(post(chat_body(), *upgrade.split("\r\n")))
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    assert status(head) == 200
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        ("GET /v1/models HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n" + HANDSHAKE + "\r\nhi", 200),
+        ("GET /v1/x HTTP/1.1\r\nHost: test\r\n" + HANDSHAKE + "X: y\r\n" * 200 + "\r\n", 431),
+        (f"GET /{'x' * 10_000} HTTP/1.1\r\nHost: test\r\n{HANDSHAKE}\r\n", 414),
+    ],
+    ids=["with a body", "with many headers", "with a long path"],
+)
+async def test_what_websockets_do_not_take_for_a_handshake_is_answered(served: Served, request_: str, answer: int) -> None:
+    reader, writer = await served.open(request_.encode())
+    assert status(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)) == answer
+    writer.close()
+
+
+async def test_a_websocket_without_a_route_is_a_404_like_any_other(
+    served: Served, app: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(f"ws://127.0.0.1:{served.port}/v1/nowhere")
+    assert refused.value.response.status_code == 404
+    assert refused.value.response.body is not None
+    assert json.loads(refused.value.response.body)["error"]["code"] == "not_found"
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}") as client:
+        assert 'request_errors_total{code="not_found",model_name="tiny",status="404"} 1.0' in (await client.get("/metrics")).text
+    logged = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith("GET '/v1/nowhere' 404 ") for line in logged)
+    assert "uvicorn.error" not in {record.name for record in caplog.records if record.levelno > logging.INFO}
+
+
+async def test_headers_end(served: Served) -> None:
+    reader, writer = await served.open(b"GET /health HTTP/1.1\r\nHost: test\r\nX: ")
+    sent = 0
+    while not reader.at_eof() and sent < 100 * HEAD_BYTES:
+        writer.write(b"x" * HEAD_BYTES)
+        sent += HEAD_BYTES
+        try:
+            await writer.drain()
+        except ConnectionError:
+            break
+        await asyncio.sleep(0)
+    assert sent < 100 * HEAD_BYTES
+    writer.close()
+    assert error(await served.said(b"GET /health HTTP/1.1\r\nX: " + b"x" * (HEAD_BYTES + 1))) == (400, "invalid_value")
+
+
+async def test_http_1_0_gets_its_stream_as_it_is(served: Served) -> None:
+    said = await served.said(post(chat_body(stream=True), version="1.0"))
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert status(head) == 200
+    assert b"transfer-encoding" not in head.lower()
+    assert body.startswith(b"data: {")
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_requests_one_behind_the_other_are_answered_in_turn(served: Served) -> None:
+    close = b"GET http://test/v1/models?a=b HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
+    said = await served.said(post(chat_body()) + post(chat_body(stream=True)) + close)
+    assert said.count(b"HTTP/1.1 200 OK") == 3
+    assert said.index(b'"chat.completion"') < said.index(b"data: [DONE]\n\n\r\n0\r\n\r\n") < said.index(b'"list"')
+
+
+async def test_who_waits_to_be_told_to_go_on_is(served: Served) -> None:
+    head, _, body = post(chat_body(), "Expect: 100-continue", "Connection: close").partition(b"\r\n\r\n")
+    reader, writer = await served.open(head + b"\r\n\r\n")
+    assert status(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)) == 100
+    writer.write(body)
+    assert status(await asyncio.wait_for(reader.read(), 30)) == 200
+    writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHo", post(chat_body())[:-1]])
+async def test_what_does_not_arrive_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(connections, "ARRIVAL_S", {h11.IDLE: 0.1, h11.SEND_BODY: 0.1})
+    said = await served.said(sent)
+    if sent:
+        assert error(said) == (408, "request_timeout")
+    else:
+        assert said == b""
+
+
+async def test_nor_is_what_does_not_arrive_after_an_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "ARRIVAL_S", {h11.IDLE: 0.1})
+    reader, writer = await served.open(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
+    await asyncio.wait_for(reader.readuntil(b'"}'), 30)
+    writer.write(b"GET")
+    assert error(await asyncio.wait_for(reader.read(), 30)) == (408, "request_timeout")
+    writer.close()
+
+
+async def test_an_answer_that_takes_long_is_no_request_that_does(
+    served: Served, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "ARRIVAL_S", {h11.IDLE: 0.01, h11.SEND_BODY: 0.01})
+    engine.hang = True
+    reader, writer = await served.open(post(chat_body(stream=True)))
+    await asyncio.wait_for(engine.hanging.acquire(), 30)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(reader.readuntil(b"[DONE]"), 0.2)
+    assert engine.aborted == []
+    writer.close()
+
+
+async def test_stopping_waits_for_no_request_that_has_not_arrived(app: Any) -> None:
+    served = Served(app)
+    open_ = [
+        await served.open(data)
+        for data in (
+            b"",
+            b"GET /health HT",
+            post(chat_body())[:-1],
+            b"GET /v1/x HTTP/1.1\r\nHost: test\r\n" + HANDSHAKE.encode() + b"X: y\r\n" * 200 + b"\r\n",
+        )
+    ]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}") as client:
+        assert (await client.get("/health")).status_code == 200  # by now all of it is there
+    await served.stop()
+    said = [await reader.read() for reader, _ in open_]
+    assert said[:2] == [b"", b""]
+    assert error(said[2]) == (503, "service_unavailable")
+    assert status(said[3]) == 431
+    for _, writer in open_:
+        writer.close()
