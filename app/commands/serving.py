@@ -171,6 +171,7 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
         return 1
     if engine.alive:
         # It is still loading, somewhere in PyTorch, and an interpreter that ends around such a thread aborts.
+        logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError):  # closed from the start, or not to be written to
                 stream.flush()
