@@ -29,6 +29,9 @@ from speculative.config import EdgeStatus, EngineStatus, ModelInfo
 from speculative.errors import EngineError
 from speculative.replicas.messages import ReplicaState
 
+VERSION = version("moaserve")
+"""Read once: a scrape must not need files, of which there may be no more to open."""
+
 
 @runtime_checkable
 class Several(Protocol):
@@ -106,7 +109,7 @@ class EngineCollector(Collector):
         memory = GaugeMetricFamily(PREFIX + MEMORY[0], MEMORY[1], labels=(LABEL, *more, *MEMORY[2]))
         for each in told:
             info = each.engine.info
-            of_model = (info.drafter, info.dtype, info.device, str(info.max_model_len), version("moaserve"))
+            of_model = (info.drafter, info.dtype, info.device, str(info.max_model_len), VERSION)
             described.add_metric((model_name, *each.labels, *of_model), 1)
             for part, size in info.memory.items():
                 memory.add_metric((model_name, *each.labels, part), size)

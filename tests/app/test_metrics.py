@@ -1,7 +1,10 @@
 """What Prometheus sees, and the probes."""
 
 import re
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -282,6 +285,23 @@ async def test_openmetrics_is_told_to_whoever_asks_for_it(client: httpx.AsyncCli
     response = await client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     assert response.text.endswith("# EOF\n")
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """None can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_scrape_opens_no_files(client: httpx.AsyncClient) -> None:
+    before = await scrape(client)
+    with no_more_files():
+        assert (await scrape(client)).keys() == before.keys()
 
 
 @pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
