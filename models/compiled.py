@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from models import cached_attention, tiled_linear
 from models.attention import AttentionPlan
 from models.digest import digest_weights
-from models.graph_runner import machine
+from models.graph_runner import keep, machine
 from models.kv_cache import KVWindow
 from models.layers import Linear, RMSNorm, RotaryTable
 from models.llama import Llama
@@ -83,7 +83,7 @@ def _knows_tiles(compiler: str) -> bool:
 
 def default_cache() -> Path:
     """Where compiled graphs are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moaserve" / "compiled"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moaserve" / "compiled"
 
 
 def fingerprint(graph: Graph) -> str:
@@ -132,7 +132,7 @@ def compile_graph(graph: Graph, path: Path) -> None:
         with torch.no_grad():
             exported = torch.export.export(graph.module, graph.examples, dynamic_shapes=graph.dynamic_shapes)
             torch._inductor.aoti_compile_and_package(exported, package_path=str(temporary))
-        temporary.replace(path)
+        keep(temporary, path)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,8 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that there are not, and heads that do not divide."""
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+        for name in (*sizes, "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise CheckpointError(f"{name} is {getattr(self, name)}, and must be at least 1")
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import os
 import platform
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
+import xxhash
 from torch import Tensor
 
 from models.llama import CompiledGraph
@@ -69,7 +71,33 @@ def build_runner(path: Path) -> None:
         together.write_text(chosen + "".join(f'#include "{source}"\n' for source in SOURCES))
         builder = CppBuilder("runner", [str(together)], CppTorchOptions(), folder)
         builder.build()
-        Path(builder.get_target_file_path()).replace(path)
+        keep(Path(builder.get_target_file_path()), path)
+
+
+def keep(made: Path, path: Path) -> None:
+    """Move a library or package that was made to ``path``, with a checksum at its end, which those who load it do not look at."""
+    with made.open("r+b") as file:
+        file.write(_checksum(file, made.stat().st_size))
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut could leave the name without what it names
+    made.replace(path)
+
+
+def intact(path: Path) -> bool:
+    """Whether there is what ``keep`` left there: one that is damaged may end the process that loads it."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size - xxhash.xxh3_128().digest_size
+        return size > 0 and _checksum(file, size) == file.read()
+    return False
+
+
+def _checksum(file: BinaryIO, size: int) -> bytes:
+    """Of the next ``size`` bytes."""
+    digest = xxhash.xxh3_128()
+    while size > 0 and (part := file.read(min(size, 1 << 20))):
+        digest.update(part)
+        size -= len(part)
+    return digest.digest()
 
 
 def load_runner(runner: Path) -> None:

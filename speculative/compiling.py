@@ -19,7 +19,7 @@ from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_graphs import drafter_graphs, use_compiled
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
-from speculative.packages import Recipe, packages
+from speculative.packages import CompileCacheError, Recipe, packages
 from speculative.sampling import argmax
 from speculative.tiled_verification import TiledVerification
 
@@ -37,16 +37,26 @@ class _Head(nn.Module):
 
 
 def compile_engine(engine: Engine, config: EngineConfig) -> None:
-    """Let an engine run on compiled graphs; raises EngineLoadError when compilation fails."""
+    """Let an engine run on compiled graphs; raises EngineLoadError when compilation fails.
+
+    After a CompileCacheError the engine is of no use, but one that is loaded without compilation would be.
+    """
     # Graphs are tuned for a number of threads, which something else in this process may have set.
     slots = engine.cache.num_slots  # which a limit to memory may have made fewer
     config = dataclasses.replace(config, num_threads=torch.get_num_threads(), max_num_seqs=slots, memory_limit=None)
     paths, runner = packages(_graphs(engine), Recipe(__name__, engine_graphs.__name__, dataclasses.asdict(config)))
-    load_runner(runner)
-    # Prompts are read in one call that takes tens of milliseconds: other threads go on meanwhile.
     target = engine.target
-    target.compiled = of_all_rows(load_long_graph(paths.pop("decoder"))) if "decoder" in paths else tiled_decoder(target)
-    loaded = {name: load_graph(package) for name, package in paths.items()}
+    try:
+        load_runner(runner)
+        # Prompts are read in one call that takes tens of milliseconds: other threads go on meanwhile.
+        decoder = load_long_graph(paths.pop("decoder")) if "decoder" in paths else None
+        loaded = {name: load_graph(package) for name, package in paths.items()}
+    except (OSError, RuntimeError) as error:
+        # They are as they were made: the folder may allow no execution, or what they were linked with is another by now.
+        raise CompileCacheError(
+            f"cannot load what was compiled into {runner.parent}: {error} (deleted, it is compiled anew)"
+        ) from error
+    target.compiled = tiled_decoder(target) if decoder is None else of_all_rows(decoder)
     head = None if "head" in loaded else tiled_head(target)
     layout = None if "layout" in loaded else layout_operator(engine.cache, target.config.groups)
     engine.compiled = {"head": loaded.pop("head") if head is None else of_dense(head.run)}

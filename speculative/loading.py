@@ -48,6 +48,7 @@ from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError, EngineLostError, InvalidRequestError
 from speculative.memory_measuring import keep_few_kernels, memory_needs, resident_bytes
+from speculative.packages import or_uncompiled
 from speculative.placement import engine_compiles, engine_dtype, torch_device
 from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
 from speculative.ranks import Ranks
@@ -69,6 +70,11 @@ MOA_WINDOW = 64
 def load_engine(config: EngineConfig) -> Engine:
     """Load target, tokenizer and drafter; raises EngineLoadError with what is wrong."""
     keep_few_kernels()
+    return or_uncompiled(lambda choice: _load_or_end(replace(config, compile=choice)), config.compile)
+
+
+def _load_or_end(config: EngineConfig) -> Engine:
+    """An engine, or an EngineLoadError and no processes left."""
     with ExitStack() as failed:
         try:
             engine = _load(config, failed)

@@ -6,20 +6,24 @@ As a program (``python -m speculative.packages CACHE``) it compiles those that i
 from __future__ import annotations
 
 import contextlib
+import errno
+import gc
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import IO, Any
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock
@@ -27,9 +31,11 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from models.compiled import Graph, compile_graph, default_cache, fingerprint, unsupported
-from models.graph_runner import build_runner, runner_path
+from models.graph_runner import build_runner, intact, runner_path
 from speculative.config import Compile
 from speculative.errors import EngineLoadError
+
+logger = logging.getLogger("moaserve.engine")
 
 RUNNER = "runner"
 """Names the library that runs graphs, among them."""
@@ -39,6 +45,34 @@ LOCK = "compiling.lock"
 
 LARGEST_COMPILED = 500_000_000
 """Parameters up to which compilation is tried unasked: beyond, weights take the time, and each graph keeps a copy of them."""
+
+NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What is said where a disk is full, or a limit to files or their owner is reached."""
+
+
+class CompileCacheError(EngineLoadError):
+    """Compiled graphs cannot be kept, or loaded, where they are to be: nothing is wrong with the model or the compiler."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; name another folder with XDG_CACHE_HOME, or say --compile off")
+
+
+Loaded = TypeVar("Loaded")
+
+
+def or_uncompiled(load: Callable[[Compile], Loaded], choice: Compile) -> Loaded:
+    """What ``load`` loads by ``choice``: anew and uncompiled where that is "auto", and a CompileCacheError says that it cannot be.
+
+    The type of numbers and the memory that there is room for go by whether something is compiled.
+    """
+    try:
+        return load(choice)
+    except CompileCacheError as error:
+        if choice == "on":
+            raise EngineLoadError(f"--compile on: {error}") from error
+        logger.warning("going on uncompiled, which is slower: %s", error)
+    gc.collect()
+    return load("off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +105,35 @@ def compiles(choice: Compile, module: nn.Module, device: torch.device, reason: s
 
 
 def packages(graphs: list[Graph], recipe: Recipe) -> tuple[dict[str, Path], Path]:
-    """Where each graph is, and the library that runs them (``graph_runner``); raises EngineLoadError if one cannot be made."""
+    """Where each graph is, and the library that runs them (``graph_runner``); raises EngineLoadError if one cannot be made.
+
+    That is a CompileCacheError where there is no place for them.
+    """
     cache = default_cache()
     paths, runner = {graph.name: _package(cache, graph) for graph in graphs}, runner_path(cache)
     wanted = paths | {RUNNER: runner}
-    if _missing(wanted):
-        cache.mkdir(parents=True, exist_ok=True)
-        # Engines that start together would each compile all of it.
-        with FileLock(cache / LOCK):
-            if missing := _missing(wanted):
-                _compile_apart(recipe, cache, missing)
+    try:
+        if _missing(wanted):
+            cache.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=cache).close()  # a lock from before may be held where nothing can be written
+            # Engines that start together would each compile all of it.
+            with FileLock(cache / LOCK):
+                if missing := _missing(wanted):
+                    _tell_damaged(wanted[name] for name in missing)
+                    _compile_apart(recipe, cache, missing)
+    except (OSError, NotImplementedError) as error:  # the latter where the file system has no locks
+        raise CompileCacheError(f"nothing can be compiled into {cache}: {error}") from error
     return paths, runner
 
 
 def _missing(wanted: Mapping[str, Path]) -> list[str]:
-    return [name for name, path in wanted.items() if not path.exists()]
+    return [name for name, path in wanted.items() if not intact(path)]
+
+
+def _tell_damaged(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.exists():
+            logger.warning("%s is damaged, and compiled anew", path)
 
 
 def _package(cache: Path, graph: Graph) -> Path:
@@ -126,21 +174,26 @@ def _compile_waiting(recipe: Recipe, cache: Path, waiting: SimpleQueue[str | Non
                 child.stdin.write(f"{before}{name}\n")
                 child.stdin.flush()
             before = ""
-            if not child.stdout.readline():
-                raise EngineLoadError(_failure(name, errors))
+            if (answer := child.stdout.readline().strip()) != name:
+                errors.seek(0)
+                raise _failure(name, cache, json.loads(answer) if answer else errors.read())
             progress()
 
 
-def _failure(name: str, errors: IO[str]) -> str:
-    errors.seek(0)
-    lines = errors.read().splitlines()
+def _failure(name: str, cache: Path, said: str) -> EngineLoadError:
+    lines = said.splitlines()
+    if crowded := [line for line in lines if any(each in line for each in NO_ROOM)]:
+        return CompileCacheError(f"no room to compile {name} in {cache}, or for the compiler's temporary files: {crowded[-1]}")
     # Compilers warn by the thousand lines.
     told = [line for line in lines if "error" in line.lower()] or lines
-    return "\n".join((f"compiling {name} failed; --compile off goes without. It ended with:", *told[-6:]))
+    return EngineLoadError("\n".join((f"compiling {name} failed; --compile off goes without. It ended with:", *told[-6:])))
 
 
 def main() -> None:
-    """Compile the graphs named on standard input, after a Recipe in its first line; print each name when it is done."""
+    """Compile the graphs named on standard input, after a Recipe in its first line; print each name when it is done.
+
+    What fails is printed instead, as JSON: where the disk is full, no file of errors takes it.
+    """
     # Compilers print too; standard output is for names.
     done, sys.stdout = sys.stdout, sys.stderr
     cache, lines, busy = Path(sys.argv[1]), SimpleQueue[str](), Event()
@@ -149,17 +202,21 @@ def main() -> None:
         Thread(target=_listen, args=(lines, busy), daemon=True).start()
         if not (recipe := lines.get()):
             return
-        busy.set()
-        graphs = Recipe(**json.loads(recipe)).graphs()
-        busy.clear()
-        while name := lines.get():
+        try:
             busy.set()
-            if name == RUNNER:
-                build_runner(runner_path(cache))
-            else:
-                compile_graph(graphs[name], _package(cache, graphs[name]))
+            graphs = Recipe(**json.loads(recipe)).graphs()
             busy.clear()
-            print(name, file=done, flush=True)
+            while name := lines.get():
+                busy.set()
+                if name == RUNNER:
+                    build_runner(runner_path(cache))
+                else:
+                    compile_graph(graphs[name], _package(cache, graphs[name]))
+                busy.clear()
+                print(name, file=done, flush=True)
+        except Exception:
+            print(json.dumps(traceback.format_exc()), file=done, flush=True)
+            raise
 
 
 def _listen(lines: SimpleQueue[str], busy: Event) -> None:

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
 from models.compiled import default_cache, unsupported
-from models.graph_runner import build_runner, load_runner, runner_path
+from models.graph_runner import build_runner, intact, load_runner, runner_path
 from models.llama import Llama
 from models.loader import eos_token_ids, load_target, resolve_target
 from models.tiles import has_operators, has_tiles
@@ -47,7 +47,7 @@ def load_operators(config: RunConfig, accelerator: Accelerator, *, writes: bool 
         return
     runner = runner_path(default_cache())
     with accelerator.main_process_first():
-        if not runner.exists():
+        if not intact(runner):
             build_runner(runner)
     load_runner(runner)
 

@@ -48,7 +48,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 def default_cache() -> Path:
     """Where tokenised corpora are kept unless told otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "moaserve" / "corpora"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moaserve" / "corpora"
 
 
 def fastest_precision(device: str) -> Precision:

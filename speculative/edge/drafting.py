@@ -20,7 +20,7 @@ from speculative.edge.config import EdgeConfig
 from speculative.edge.text import EdgeText, TextDrafter
 from speculative.errors import EngineLoadError
 from speculative.loading import default_sampling, with_text
-from speculative.packages import compiles
+from speculative.packages import compiles, or_uncompiled
 from speculative.placement import torch_dtype
 from speculative.policy import DraftShape
 from speculative.remote.memory_codec import MemoryCodec
@@ -74,6 +74,10 @@ class EdgeModel:
         """Raises EngineLoadError with what is wrong with the bundle."""
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
+        return or_uncompiled(lambda choice: cls._load(replace(config, compile=choice)), config.compile)
+
+    @classmethod
+    def _load(cls, config: EdgeConfig) -> EdgeModel:
         try:
             with torch.inference_mode():
                 described = read_config(config.bundle)

@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock
 
 from models.compiled import default_cache, unsupported
-from models.graph_runner import build_runner, load_runner, runner_path
+from models.graph_runner import build_runner, intact, load_runner, runner_path
 from models.tiles import has_operators
 from speculative.edge_export import export_edge
 from speculative.packages import LOCK
@@ -103,6 +103,6 @@ def operators() -> None:
     cache = default_cache()
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / LOCK):
-        if not runner_path(cache).exists():
+        if not intact(runner_path(cache)):
             build_runner(runner_path(cache))
     load_runner(runner_path(cache))

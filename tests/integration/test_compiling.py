@@ -48,6 +48,48 @@ def test_without_a_compiler_auto_goes_without_and_on_says_why(monkeypatch: pytes
         load("on", num_threads=1)
 
 
+def test_without_a_place_for_what_is_compiled_auto_goes_without_and_on_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    engine = load("auto", num_threads=1, dtype="auto")
+    assert not engine.target.compiled and engine.info.dtype == load("off", num_threads=1, dtype="auto").info.dtype
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told.startswith(
+        f"going on uncompiled, which is slower: nothing can be compiled into {tmp_path}/file/moaserve/compiled: "
+    )
+    assert "XDG_CACHE_HOME" in told
+    with pytest.raises(EngineLoadError, match=rf"--compile on: nothing can be compiled into {tmp_path}/file.*XDG_CACHE_HOME"):
+        load("on", num_threads=1)
+
+
+def test_what_is_as_it_was_made_and_cannot_be_loaded_is_not_loaded_by_auto_and_on_names_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(runner: Path) -> None:
+        raise OSError(f"{runner}: failed to map segment from shared object")
+
+    monkeypatch.setattr("speculative.compiling.packages", lambda *_: ({}, tmp_path / "runner.so"))
+    monkeypatch.setattr("speculative.compiling.load_runner", refuse)
+    assert not load("auto", num_threads=1).target.compiled
+    with pytest.raises(EngineLoadError, match=f"--compile on: cannot load what was compiled into {tmp_path}: .*failed to map"):
+        load("on", num_threads=1)
+
+
+def test_a_compiler_without_room_leaves_auto_uncompiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = tmp_path / "full"
+    refusal = "*-shared*) echo 'ld: final link failed: No space left on device' >&2; exit 1;;"
+    full.write_text(f'#!/bin/sh\ncase "$*" in {refusal} *) exec g++ "$@";; esac\n')
+    full.chmod(0o755)
+    monkeypatch.setenv("CXX", str(full))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not load("auto", num_threads=1, drafter="none").target.compiled
+    assert f"in {tmp_path}/moaserve/compiled, or for the compiler's temporary files: " in caplog.text
+
+
 def test_a_failing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken-compiler"
     broken.write_text("#!/bin/sh\necho cannot compile today >&2\nexit 1\n")

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.integration.conftest import Server, start_server, stop_server
-from tests.integration.edges import address, ask, comparable, failing, port_of, running_edge
+from tests.integration.edges import address, ask, comparable, failing, port_of, running_edge, until
 
 pytestmark = pytest.mark.integration
 
@@ -138,7 +138,7 @@ def calls() -> dict[str, int]:
 def test_memory_of_each_format_comes_over_the_wire(target: Server, bundle: Path, calls: dict[str, int], memory: str) -> None:
     calls[memory] = rows = received = answers = 0
     with running_edge(bundle, port_of(target), "--memory-format", memory, "--draft-lookup", "0") as edge:
-        assert any(f"memory as {memory}" in line for line in edge.log)
+        until(lambda: any(f"memory as {memory}" in line for line in edge.log))
         for seed, question in enumerate(QUESTIONS):
             for temperature in (0, 0.8):
                 body = {"messages": [{"role": "user", "content": question}], "max_tokens": 96, "ignore_eos": True}

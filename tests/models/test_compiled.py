@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from models import compiled, graph_runner
-from models.compiled import Graph, fingerprint, unsupported
-from models.graph_runner import machine, runner_fingerprint
+from models.compiled import Graph, default_cache, fingerprint, unsupported
+from models.graph_runner import intact, keep, machine, runner_fingerprint
 from models.layers import RMSNorm, RotaryTable
 from models.rope import RopeConfig
 
@@ -110,6 +110,26 @@ def test_a_graph_is_of_all_packages_that_its_module_is_within(tmp_path: Path, mo
     assert key_of(Network()) == before
     helping.write_text("def help(): return 2\n")
     assert key_of(Network()) != before
+
+
+def test_a_cache_folder_that_is_empty_is_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert default_cache() == tmp_path / ".cache" / "moaserve" / "compiled"
+
+
+@pytest.mark.parametrize("size", [1, 100, 3 << 20])
+def test_files_are_intact_as_they_are_kept_and_in_no_other_way(tmp_path: Path, size: int) -> None:
+    made, kept = tmp_path / "made", tmp_path / "kept"
+    made.write_bytes(bytes(range(256)) * (size // 256) + b"e" * (size % 256))
+    assert not intact(kept)
+    keep(made, kept)
+    assert intact(kept) and not made.exists()
+    whole = kept.read_bytes()
+    flipped = whole[: size // 2] + bytes([whole[size // 2] ^ 1]) + whole[size // 2 + 1 :]
+    for damaged in (b"", b"hello", whole[:-1], whole[: len(whole) // 2], whole + b"e", flipped, bytes(len(whole))):
+        kept.write_bytes(damaged)
+        assert not intact(kept)
 
 
 @pytest.fixture

@@ -150,6 +150,7 @@ def test_a_scaling_that_was_added_to_a_newer_checkpoint_counts() -> None:
         ({"vocab_size": "many"}, "of no use"),
         ({"num_attention_heads": 0}, "num_heads is 0"),
         ({"num_hidden_layers": 0}, "num_layers is 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"num_key_value_heads": 3, "num_attention_heads": 8}, "must divide"),
         ({"head_dim": 15}, "even size"),
         ({"architectures": "GPT2LMHeadModel"}, "architecture 'GPT2LMHeadModel'"),
