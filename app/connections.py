@@ -19,6 +19,10 @@ ARRIVAL_S: Final[dict[Any, float]] = {h11.IDLE: 60.0, h11.SEND_BODY: 300.0}
 """Seconds that a client has to send a request's head, and then its body."""
 
 
+PIECE: Final = 16 * 1024
+"""Bytes that are taken in one turn of the event loop: in chunks of one byte these are 2,700, each of which takes h11 some 30 µs."""
+
+
 class _Connection(h11.Connection):
     """h11's, for paths alone, and with less to do for a stream's chunks: each would go through all states, and change none."""
 
@@ -47,6 +51,8 @@ class HttpProtocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Connection(h11.SERVER, HEAD_BYTES)
+        self._untaken = bytearray()
+        self._takes_soon = False
         self._awaited: Any = None
         self._arrival: asyncio.TimerHandle | None = None
 
@@ -56,13 +62,32 @@ class HttpProtocol(H11Protocol):
         self._await()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come, and wait for what is missing."""
-        super().data_received(data)
+        """Take what has come, piece by piece, and wait for what is missing."""
+        self._untaken += data
+        if not self._takes_soon:
+            self._take()
+
+    def _take(self) -> None:
+        paused, self._takes_soon = self._takes_soon, False
+        if self.transport.is_closing():
+            self._untaken.clear()
+        if not self._untaken:
+            return
+        piece = bytes(self._untaken[:PIECE])
+        del self._untaken[:PIECE]
+        super().data_received(piece)
         self._await()
+        if self._untaken and self in self.connections:  # before a handshake is answered a WebSocket says nothing
+            self.transport.pause_reading()
+            self._takes_soon = True
+            self.loop.call_soon(self._take)
+        elif paused and not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
         super().connection_lost(exc)
+        self._untaken.clear()
         self._await()
 
     def _await(self) -> None:

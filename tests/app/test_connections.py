@@ -149,6 +149,26 @@ async def test_requests_one_behind_the_other_are_answered_in_turn(served: Served
     assert said.index(b'"chat.completion"') < said.index(b"data: [DONE]\n\n\r\n0\r\n\r\n") < said.index(b'"list"')
 
 
+async def test_a_body_in_many_chunks_is_taken_whole_and_holds_nobody_up(served: Served) -> None:
+    head, _, body = post(chat_body(user="x" * 64 * 1024)).replace(b"Content-Length", b"X-Length").partition(b"\r\n\r\n")
+    head += b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    close = b"GET /v1/models HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    many = asyncio.create_task(served.said(head + chunks + b"0\r\n\r\n" + close))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}") as client:
+        assert (await client.get("/health")).is_success
+        assert not many.done()
+    said = await many
+    assert said.count(b"HTTP/1.1 200 OK") == 2
+    assert said.index(b'"chat.completion"') < said.index(b'"list"')
+
+
+async def test_a_handshake_of_some_size_is_answered(served: Served) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(f"ws://127.0.0.1:{served.port}/v1/nowhere", additional_headers={f"X-{n}": "x" * 2048 for n in range(16)})
+    assert refused.value.response.status_code == 404
+
+
 async def test_who_waits_to_be_told_to_go_on_is(served: Served) -> None:
     head, _, body = post(chat_body(), "Expect: 100-continue", "Connection: close").partition(b"\r\n\r\n")
     reader, writer = await served.open(head + b"\r\n\r\n")
