@@ -73,18 +73,23 @@ class EdgeEngine:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end_texts()
         if self._place is not None:
             await self._place.link.close()
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     async def drain(self, timeout: float) -> bool:
-        """Take no new requests and wait up to ``timeout`` seconds for the running ones; True if all have ended."""
+        """As in AsyncEngine."""
         self._draining = True
-        return await set_within(self._idle, timeout)
+        ended = await set_within(self._idle, timeout)
+        await self._end_texts()
+        return ended
+
+    async def _end_texts(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def ready(self) -> bool:

@@ -34,7 +34,7 @@ from speculative.edge.engine import EdgeEngine
 from speculative.edge.opening import Server as Address
 from speculative.edge.text import EdgeText
 from speculative.edge_export import export_edge
-from speculative.errors import EngineLoadError, ServerUnreachableError
+from speculative.errors import EngineLoadError, EngineNotReadyError, ServerUnreachableError
 from speculative.loading import load_engine
 from speculative.policy import DraftShape, FixedPolicy
 from speculative.remote import frames as f
@@ -506,6 +506,23 @@ async def test_an_edge_whose_server_has_another_pair_by_now_says_so(export: Call
             await asyncio.sleep(0.01)
         with pytest.raises(ServerUnreachableError, match="export the bundle anew"):
             engine.validate(ASKED)
+
+
+async def test_a_text_that_outlasts_a_drain_is_told_so(export: Callable[..., Path]) -> None:
+    asked = asyncio.Event()
+
+    async def play(socket: ServerConnection, welcome: f.Welcome) -> None:
+        await tell(socket, welcome)
+        assert isinstance(await hear(socket), f.Open)
+        asked.set()
+        await socket.wait_closed()
+
+    async with edge_of(export(), play) as engine:
+        writing = asyncio.create_task(anext(engine.generate(ASKED)))  # type: ignore[arg-type]
+        await asked.wait()
+        assert not await engine.drain(0)
+        with pytest.raises(EngineNotReadyError, match="shutting down"):
+            await writing
 
 
 async def test_a_drafter_that_is_got_ready_for_who_has_left_is_given_back(export: Callable[..., Path]) -> None:
