@@ -10,14 +10,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from app.errors import ApiError, InvalidParameterError, UnavailableError
+from app.errors import ApiError, InvalidParameterError, RequestArrivalError, UnavailableError
 
 HEAD_BYTES: Final = 64 * 1024
 """What a request's line and headers may have."""
 
 ARRIVAL_S: Final[dict[Any, float]] = {h11.IDLE: 60.0, h11.SEND_BODY: 300.0}
 """Seconds that a client has to send a request's head, and then its body."""
-
 
 PIECE: Final = 16 * 1024
 """Bytes that are taken in one turn of the event loop: in chunks of one byte these are 2,700, each of which takes h11 some 30 µs."""
@@ -56,7 +55,7 @@ class HttpProtocol(H11Protocol):
         self._awaited: Any = None
         self._arrival: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Wait for a first request."""
         super().connection_made(transport)
         self._await()
@@ -102,9 +101,7 @@ class HttpProtocol(H11Protocol):
         self._arrival = None if seconds is None else self.loop.call_later(seconds, self._give_up, seconds)
 
     def _give_up(self, seconds: float) -> None:
-        error = ApiError(f"The request did not arrive within {seconds:g} seconds.", code="request_timeout")
-        error.status, error.type = HTTPStatus.REQUEST_TIMEOUT, "timeout_error"
-        self._refuse(error)
+        self._refuse(RequestArrivalError(seconds))
 
     def _should_upgrade(self) -> bool:
         # Only a GET without a body can become a WebSocket. All else may wish for another protocol, and is answered in this one.

@@ -5,7 +5,7 @@ ApiError                        what a client is told, in OpenAI's shape
 ├── AuthenticationError         401: no API key, or one that is not accepted
 ├── PermissionDeniedError       403: a host, or a page, that this server does not answer for
 ├── NotFoundError               404: no such model or route
-├── RequestTimeoutError         408: it took longer than this server allows
+├── RequestTimeoutError         408: it took longer than this server allows, or to arrive: RequestArrivalError
 ├── RequestTooLargeError        413: the body is larger than this server reads
 ├── UnsupportedEncodingError    415: the body is compressed
 ├── TooManyRequestsError        429: the caller's rate, or the server's queue, is used up
@@ -128,6 +128,13 @@ class RequestTimeoutError(ApiError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The answer took longer than {seconds:g} seconds. Ask for fewer tokens.", code="request_timeout")
+
+
+class RequestArrivalError(RequestTimeoutError):
+    """The request itself was not there in time."""
+
+    def __init__(self, seconds: float) -> None:
+        ApiError.__init__(self, f"The request did not arrive within {seconds:g} seconds.", code="request_timeout")
 
 
 class RequestTooLargeError(ApiError):

@@ -261,6 +261,12 @@ def until_taken(server: Server, requests: int) -> None:
     until(lambda: server.metric("moaserve_num_requests_running") + server.metric("moaserve_num_requests_waiting") >= requests)
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
 def listens(server: Server) -> bool:
     try:
         socket.create_connection(("127.0.0.1", httpx.URL(server.base_url).port)).close()
@@ -270,9 +276,8 @@ def listens(server: Server) -> bool:
 
 
 def test_of_two_servers_on_one_port_one_says_that_it_cannot_listen() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "app.cli", "serve", "--port", port, "--compile", "off"]
+    port = free_port()
+    command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--compile", "off"]
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) for _ in range(2)]
     try:
         until(lambda: any(process.poll() is not None for process in processes), timeout=60)
@@ -289,8 +294,7 @@ def test_of_two_servers_on_one_port_one_says_that_it_cannot_listen() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no file that is always full")
 @pytest.mark.parametrize("where", [">/dev/full 2>&1", "<&- >&- 2>&-"])
 def test_a_server_that_cannot_say_anything_serves(where: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     serve = [sys.executable, "-m", "app.cli", "serve", "--port", str(port), "--compile", "off"]
     command = ["sh", "-c", f'exec "$0" "$@" {where}', *serve]
 
