@@ -11,6 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from app.errors import ApiError, InvalidParameterError, RequestArrivalError, UnavailableError
+from speculative.errors import SHUTTING_DOWN
 
 HEAD_BYTES: Final = 64 * 1024
 """What a request's line and headers may have."""
@@ -116,7 +117,7 @@ class HttpProtocol(H11Protocol):
     def shutdown(self) -> None:
         """End the connection once its answer is out; a request that has not arrived by now would be refused anyway."""
         if self.conn.their_state is h11.SEND_BODY and not self.cycle.response_started:
-            self._refuse(UnavailableError("The server is shutting down."))
+            self._refuse(UnavailableError(SHUTTING_DOWN))
         else:
             super().shutdown()
 

@@ -19,7 +19,7 @@ from app.responses import FinishReason
 from app.revising import Outputs, revised
 from app.sampling import sampling_params
 from app.schemas import SamplingRequest
-from speculative.errors import EngineNotReadyError, EngineStepError
+from speculative.errors import SHUTTING_DOWN, EngineNotReadyError, EngineStepError
 from speculative.request import Grammar, Request, RequestOutput, RequestStats, TokenLogprob
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ async def _run_one(serving: Serving, request: Request, places: Places, index: in
                 if output.finish_reason == "error":
                     raise EngineStepError(f"request {request.request_id} failed in the engine")
                 if output.finish_reason == "abort":
-                    raise EngineNotReadyError("The server is shutting down.")
+                    raise EngineNotReadyError(SHUTTING_DOWN)
                 yield output
     except Exception as error:
         failure = error

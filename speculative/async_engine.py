@@ -17,6 +17,7 @@ from speculative.block_transfer import read_blocks, write_blocks
 from speculative.config import EngineConfig, EngineStatus, ModelInfo, RemoteInfo
 from speculative.engine import Engine
 from speculative.errors import (
+    SHUTTING_DOWN,
     EngineError,
     EngineLoadError,
     EngineLostError,
@@ -158,7 +159,7 @@ class AsyncEngine:
     def validate(self, request: Request) -> None:
         """Raise what ``generate`` would, before anything is started."""
         if self._draining:
-            raise EngineNotReadyError("the server is shutting down")
+            raise EngineNotReadyError(SHUTTING_DOWN)
         if self._failed:
             raise EngineNotReadyError("the engine is not running")
         self._loaded_engine().validate(request)

@@ -16,6 +16,11 @@ EngineError
 
 from __future__ import annotations
 
+from typing import Final
+
+SHUTTING_DOWN: Final = "The server is shutting down."
+"""What an EngineNotReadyError says of a server that takes no more requests, or does not go on with one."""
+
 
 class EngineError(Exception):
     """Root of everything the engine raises on purpose."""

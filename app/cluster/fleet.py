@@ -111,6 +111,10 @@ class RayFleet:
                 logger.exception("a replica failed")
                 inbox.fail(EngineStepError(f"the replica failed: {error}"))
 
+    def give_up(self, request_id: str, error: EngineError) -> None:
+        """As in Fleet."""
+        self._inboxes.fail(request_id, error)
+
     async def offer(self, replica: str, request_id: str, tree: OfferedTree) -> None:
         """As in Fleet.
 

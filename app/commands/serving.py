@@ -131,8 +131,17 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
                 await remote.drain(settings.shutdown_timeout)
                 left = settings.shutdown_timeout - (time.monotonic() - began)
                 self.config.timeout_graceful_shutdown = max(0, math.ceil(left)) + ABORTING_S
+            # What is left then uvicorn cancels, with a traceback in the log for each.
+            assert self.config.timeout_graceful_shutdown is not None
+            asyncio.get_running_loop().call_later(self.config.timeout_graceful_shutdown - 1, self.hang_up)
             await super().shutdown(sockets)
             await draining
+
+        def hang_up(self) -> None:
+            """End the requests of clients that do not read what they were told, as those of clients that leave."""
+            for connection in list(self.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if self.told:

@@ -22,7 +22,14 @@ from speculative.edge.link import Link
 from speculative.edge.place import Tally, Worker, Workplace
 from speculative.edge.policy import EdgePolicy
 from speculative.edge.writing import Writing
-from speculative.errors import EngineError, EngineLoadError, EngineNotReadyError, EngineStepError, InvalidRequestError
+from speculative.errors import (
+    SHUTTING_DOWN,
+    EngineError,
+    EngineLoadError,
+    EngineNotReadyError,
+    EngineStepError,
+    InvalidRequestError,
+)
 from speculative.garbage import keep_what_is_loaded
 from speculative.remote.frames import Hello
 from speculative.remote.protocol import VERSION
@@ -152,7 +159,7 @@ class EdgeEngine:
     def validate(self, request: Request) -> None:
         """Raise what ``generate`` would, before anything is started."""
         if self._draining:
-            raise EngineNotReadyError("the server is shutting down")
+            raise EngineNotReadyError(SHUTTING_DOWN)
         place = self._loaded()
         if request.params.grammar is not None:
             self.check_grammar(request.params.grammar)
@@ -199,7 +206,7 @@ class EdgeEngine:
                 finally:
                     self._worker.soon(lambda: place.model.end(text))  # behind what this text still has to compute
         except asyncio.CancelledError:
-            outputs.put_nowait(EngineNotReadyError("The server is shutting down."))
+            outputs.put_nowait(EngineNotReadyError(SHUTTING_DOWN))
             raise
         except EngineError as error:
             outputs.put_nowait(error)

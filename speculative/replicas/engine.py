@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speculative.config import EngineStatus, ModelInfo, RemoteInfo
 from speculative.errors import (
+    SHUTTING_DOWN,
     EngineError,
     EngineLoadError,
     EngineNotReadyError,
@@ -63,7 +64,7 @@ class ReplicatedEngine:
         self._known_replicas: set[str] = set()
         self._streams: dict[str, Continuation] = {}
         self._offers: set[asyncio.Task[None]] = set()
-        self._draining = self._started = self._stopped = False
+        self._draining = self._over = self._started = self._stopped = False
         self._lacking_since: float | None = None
         self.num_failovers = 0
         self.num_near = 0
@@ -92,9 +93,13 @@ class ReplicatedEngine:
         await self._fleet.stop()
 
     async def drain(self, timeout: float) -> bool:
-        """Take no new requests and wait up to ``timeout`` seconds for the running ones; True if all have ended."""
+        """As in AsyncEngine."""
         self._draining = True
-        return await set_within(self._idle, timeout)
+        ended = await set_within(self._idle, timeout)
+        self._over = True
+        for request_id in list(self._streams):
+            self._fleet.give_up(request_id, EngineNotReadyError(SHUTTING_DOWN))
+        return ended
 
     @property
     def replicas(self) -> Mapping[str, ReplicaState]:
@@ -142,7 +147,7 @@ class ReplicatedEngine:
     def validate(self, request: Request) -> None:
         """Raise what ``generate`` would, before anything is started."""
         if self._draining:
-            raise EngineNotReadyError("the server is shutting down")
+            raise EngineNotReadyError(SHUTTING_DOWN)
         self._model().validate(request)
 
     def check_grammar(self, grammar: Grammar) -> None:
@@ -172,7 +177,7 @@ class ReplicatedEngine:
         avoid: set[str] = set()
         losses, failures, length = 0, 0, stream.length
         cause: EngineError
-        while True:
+        while not self._over:
             try:
                 async with aclosing(self._placed(stream, wish, avoid)) as outputs:
                     async for output in outputs:
@@ -196,6 +201,7 @@ class ReplicatedEngine:
             length = stream.length
             avoid |= {lost} - {""}
             stream.lost()
+        raise EngineNotReadyError(SHUTTING_DOWN)
 
     def _others(self, wish: Wish, avoid: set[str]) -> bool:
         return any(name not in avoid and wish.fits(state.info) for name, state in self.replicas.items())

@@ -33,6 +33,9 @@ class Fleet(Protocol):
         Raises ReplicaLostError where the replica is lost before the last output.
         """
 
+    def give_up(self, request_id: str, error: EngineError) -> None:
+        """Have ``generate`` raise ``error`` after what it has been told, if that request is under way."""
+
     async def offer(self, replica: str, request_id: str, tree: OfferedTree) -> None:
         """Let a remote request of a replica go on; raises InvalidRequestError, or ReplicaLostError.
 

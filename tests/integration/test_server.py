@@ -243,6 +243,25 @@ def test_a_server_that_may_wait_no_longer_says_so_to_everyone() -> None:
     assert "Traceback" not in "".join(server.log)
 
 
+def test_a_client_that_does_not_read_holds_no_shutdown_up() -> None:
+    server = start_server("--shutdown-timeout", "0", "--num-threads", "1")
+    body = {"prompt": list(range(100, 1900)), "echo": True, "logprobs": 20, "max_tokens": 1, "n": 6, "stream": True}
+    content = json.dumps(body).encode()  # the answer has six pieces of a megabyte, of which sockets hold four
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", httpx.URL(server.base_url).port))
+        head = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        until_taken(server, 1)
+        until(
+            lambda: server.metric("moaserve_num_requests_running") + server.metric("moaserve_num_requests_waiting") == 0, timeout=60
+        )
+        assert stop_server(server) == 0
+    log = "".join(server.log)
+    assert "/v1/completions" in log
+    assert "Traceback" not in log
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_told_twice_to_stop_a_server_ends_at_once(number: int) -> None:
     server = start_server("--shutdown-timeout", "600")

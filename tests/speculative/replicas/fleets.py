@@ -124,6 +124,9 @@ class LocalFleet:
     def _loads(self) -> dict[str, int]:
         return {name: self.loads.of(name) for name in self.replicas}
 
+    def give_up(self, request_id: str, error: EngineError) -> None:
+        self._inboxes.fail(request_id, error)
+
     async def offer(self, replica: str, request_id: str, tree: OfferedTree) -> None:
         if replica not in self.replicas:
             raise ReplicaLostError("killed", replica)

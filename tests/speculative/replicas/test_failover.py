@@ -275,6 +275,23 @@ async def test_who_goes_away_ends_the_request_at_its_replica(make_speller: MakeS
         assert fleet.loads.of("replica-0") == 0
 
 
+@pytest.mark.parametrize("replicas_lost", [False, True])
+async def test_texts_that_outlast_a_drain_are_told_so(make_speller: MakeSpeller, spelling: Path, replicas_lost: bool) -> None:
+    async with replicated(make_speller, spelling, 1) as (engine, fleet):
+        stream = engine.generate(asked(0))
+        await anext(stream)
+        if replicas_lost:  # it waits for another one then
+            fleet.kill("replica-0")
+        assert not await engine.drain(0)
+        with pytest.raises(EngineNotReadyError, match="shutting down"):
+            async for _ in stream:
+                pass
+        assert fleet.loads.of("replica-0") == 0
+        with pytest.raises(EngineNotReadyError, match="shutting down"):
+            engine.validate(asked(1))
+        assert await engine.drain(0)
+
+
 async def test_bad_requests_are_refused_here(make_speller: MakeSpeller, spelling: Path) -> None:
     async with replicated(make_speller, spelling, 1) as (engine, fleet):
         with pytest.raises(InvalidRequestError, match="prompt is empty"):
