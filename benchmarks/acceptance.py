@@ -23,6 +23,8 @@ class Acceptance:
 
     def line(self) -> str:
         """For people."""
+        if not self.by_depth:
+            return f"τ {self.tau:.2f}; {'no draft was accepted' if self.drafted else 'nothing was drafted'}"
         shares = " ".join(f"{share:.0%}" for share in self.by_depth)
         return f"τ {self.tau:.2f}; accepted at depth 1, 2, …: {shares}"
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from models.config import ARCHITECTURES, is_moa
 from models.eagle import ARCHITECTURE as EAGLE
@@ -49,7 +50,7 @@ def export_edge(
     """
     try:
         return _export(model, drafter, out, dtype, quantization, force)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter of a full disk too
         raise EngineLoadError(f"cannot export to --out {out}: {error}") from error
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from models.llama import TargetActivations
-from training.data import Corpus
+from training.corpus import Corpus
 from training.errors import DataError
 from training.run_config import TextConfig
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import torch
@@ -15,7 +16,8 @@ from models.loader import eos_token_ids, load_target, resolve_target
 from models.tiles import has_operators, has_tiles
 from training.activations.config import ActivationsConfig
 from training.config import TrainConfig
-from training.data import Corpus, load_corpus
+from training.corpus import Corpus
+from training.data import load_corpus
 from training.errors import ConfigError, DataError
 from training.regenerate import Writing, regenerated
 from training.run_config import RunConfig, TextConfig
@@ -82,7 +84,22 @@ def corpora(config: TextConfig, tokenizer: PreTrainedTokenizerBase, accelerator:
     with accelerator.main_process_first():
         corpus = load_corpus(config.data, tokenizer, config.cache, progress=accelerator.is_main_process)
         valid = load_corpus(config.valid, tokenizer, config.cache, progress=accelerator.is_main_process) if config.valid else None
+    if accelerator.is_main_process:
+        for name, text in ((config.data, corpus), (config.valid, valid)):
+            if text is not None and text.left_out:
+                total = len(text) + text.left_out
+                print(f"{name}: {text.left_out} of {total} conversations have no assistant turn and are left out", file=sys.stderr)
     return corpus, valid
+
+
+def tell_unusable(config: TextConfig, corpus: Corpus, valid: Corpus | None, accelerator: Accelerator) -> None:
+    """Say how many conversations are left out as no answer begins early enough in them; where it is all, that is an error later."""
+    if not accelerator.is_main_process:
+        return
+    for name, text in ((config.data or "what is trained on", corpus), (config.valid or "what is held out", valid)):
+        unusable = 0 if text is None else len(text) - len(text.usable(config.max_length))
+        if text is not None and 0 < unusable < len(text):
+            print(f"{name}: {unusable} have no answer within --max-length {config.max_length} and are left out", file=sys.stderr)
 
 
 def rewritten(config: TrainConfig | ActivationsConfig, corpus: Corpus, target: Llama, accelerator: Accelerator) -> Corpus:

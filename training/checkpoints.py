@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,8 @@ def save_checkpoint(folder: Path, state: dict[str, Any], step: int) -> Path:
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # PyTorch says of a full disk only that it is at another position than expected
         temporary.unlink(missing_ok=True)
-        raise TrainingError(
-            f"cannot write {path}, is the disk full? ({first_line(error)}); earlier checkpoints are whole"
-        ) from error
+        earlier = "there is no earlier checkpoint" if latest_checkpoint(folder) is None else "earlier checkpoints are whole"
+        raise TrainingError(f"cannot write {path}, is the disk full? ({first_line(error)}); {earlier}") from error
     for old in sorted(folder.glob("checkpoint-*.pt"))[:-KEEP]:
         old.unlink()
     return path
@@ -60,11 +60,23 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint; tensors and plain values only, no code is run."""
+    """Read a checkpoint; tensors and plain values only, no code is run. Raises ConfigError for a damaged one, or something else."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # PyTorch takes numbers as they are, whatever their checksums
+        state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(f"{path} is no checkpoint of this trainer: {first_line(error)}") from error
+        raise ConfigError(f"{path} is no checkpoint of this trainer: {first_line(error)}; {_instead_of(path)}") from error
+    if damaged:
+        raise ConfigError(f"{path} is damaged ({damaged} is not what its checksum says); {_instead_of(path)}")
     if not isinstance(state, dict) or not state.keys() >= PARTS:
         raise ConfigError(f"{path} is no checkpoint of this trainer: it holds something else")
     return state
+
+
+def _instead_of(path: Path) -> str:
+    """What to do without a checkpoint."""
+    earlier = max((other for other in path.parent.glob("checkpoint-*.pt") if other < path), default=None)
+    if earlier is None:
+        return "there is none before it: delete it, and begin anew without --resume"
+    return f"delete it to go on from the one before it, {earlier.name}"

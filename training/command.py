@@ -33,8 +33,8 @@ def train_command(
     init_from: Annotated[
         str | None,
         typer.Option(
-            help="Start from this drafter instead of random weights; other widths of MLPs cut them to their strongest "
-            "units or add new ones, and --draft-block adds a block.",
+            help="Start from this drafter, a folder, a hub id or (moa) 'bundled', instead of random weights; other widths of MLPs "
+            "cut them to their strongest units or add new ones, and --draft-block adds a block.",
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -191,7 +191,7 @@ def train_command(
         float, typer.Option(help="eagle2: features get noise of up to this, either way (EAGLE: 0.1).", rich_help_panel=LOSS)
     ] = 0.1,
     unroll: Annotated[
-        int, typer.Option(help="eagle3: draft steps on its own outputs, the first included.", rich_help_panel=LOSS)
+        int, typer.Option(help="eagle3: draft steps on its own outputs, the first included; at most 16.", rich_help_panel=LOSS)
     ] = 5,
     optimizer: options.Optimizer = "adamw",
     lr: options.LearningRate = 3e-5,

@@ -10,6 +10,9 @@ from training.choices import Method, TokenLossKind
 from training.errors import ConfigError
 from training.run_config import RunConfig, check_finite, check_not_negative, check_positive
 
+MAX_UNROLL = 16
+"""Each draft step of EAGLE-3 attends to the keys and values of all before it, so that time and memory grow faster than steps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig(RunConfig):
@@ -118,10 +121,16 @@ class TrainConfig(RunConfig):
                 raise ConfigError(f"--{name.replace('_', '-')}: with --init-from the drafter keeps its sizes, so leave it out")
         if self.paired and self.without_entry:
             raise ConfigError("--paired is a kind of entry: leave out --without-entry")
+        if self.init_from == "bundled" and self.method != "moa":
+            raise ConfigError(
+                f"--init-from bundled is a drafter of --method moa, not {self.method}: name one of this method, or leave it out"
+            )
+        if self.unroll > MAX_UNROLL:
+            raise ConfigError(f"--unroll {self.unroll}: at most {MAX_UNROLL} draft steps can be unrolled")
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in (
-            ("draws", "layers_inferred", "without_entry", "paired", "without_lsa", "without_ca") if self.method != "moa" else ()
-        ):
+        of_moa = ("draws", "layers_inferred", "without_entry", "paired", "without_lsa", "without_ca")
+        of_others = () if self.method == "moa" else of_moa
+        for name in of_others if self.method == "eagle3" else (*of_others, "unroll"):
             if getattr(self, name) != defaults[name]:
                 raise ConfigError(f"--{name.replace('_', '-')} is no option of --method {self.method}")
         if self.method == "independent" and self.draft_vocabulary is not None:

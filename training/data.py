@@ -1,13 +1,10 @@
-"""Chat corpora -> token ids with a response mask, tokenised once and kept on disk."""
+"""Chats -> token ids with a response mask, tokenised once."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,16 +17,13 @@ import numpy.typing as npt
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from training.corpus import Corpus, Row, kept, store, stored
 from training.errors import DataError
-from training.needs import Activations
 
 FORMAT = 1
 """Part of the cache key: raise it when what is stored changes."""
 
 ROWS_AT_ONCE = 256
-
-Row = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
-"""Token ids and response mask of one conversation, each [S]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,51 +33,6 @@ class Example:
     source: str
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Tokenised conversations, end to end: number i is rows ``offsets[i]`` … ``offsets[i + 1]`` of the flat arrays.
-
-    ``tokens`` int32 and ``response`` bool, both [total]; ``response`` is true on the tokens that an assistant wrote, the
-    end-of-turn token included. ``key`` identifies text, tokenizer and template; ``activations`` are the target's where they were
-    kept.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    response: npt.NDArray[np.bool_]
-    offsets: npt.NDArray[np.int64]
-    key: str
-    activations: Activations | None = None
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def lengths(self, max_length: int) -> npt.NDArray[np.int64]:
-        """Tokens of each conversation after truncation [len]."""
-        return np.minimum(np.diff(self.offsets), max_length)
-
-    def usable(self, max_length: int) -> npt.NDArray[np.int64]:
-        """Indices of the conversations in which some response is left to learn from after truncation."""
-        ends = np.concatenate(([0], np.cumsum(self.response, dtype=np.int64)))
-        starts = self.offsets[:-1]
-        # A response token teaches the token after it, so one alone teaches nothing.
-        return np.flatnonzero(ends[starts + self.lengths(max_length)] - ends[starts] >= 2)
-
-    def frequent_response_tokens(self, count: int) -> npt.NDArray[np.int64]:
-        """The ids of the ``count`` tokens that responses use most, the most frequent first."""
-        counts = np.bincount(self.tokens[self.response])
-        return np.argsort(-counts, kind="stable")[:count].astype(np.int64)
-
-    def response_share(self, tokens: npt.NDArray[np.int64]) -> float:
-        """How much of what responses say is said with these token ids, 0 to 1."""
-        return float(np.isin(self.tokens[self.response], tokens).mean())
-
-    def row(self, index: int, max_length: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Token ids and response mask of one conversation, each [S ≤ max_length]."""
-        start = int(self.offsets[index])
-        end = min(int(self.offsets[index + 1]), start + max_length)
-        return self.tokens[start:end], self.response[start:end]
 
 
 def load_corpus(name: str, tokenizer: PreTrainedTokenizerBase, cache: Path, *, progress: bool = True) -> Corpus:
@@ -106,10 +55,12 @@ def load_corpus(name: str, tokenizer: PreTrainedTokenizerBase, cache: Path, *, p
     else:
         fingerprint, examples = _read_hub(name)
     key = _key(fingerprint, tokenizer)
-    folder = cache / key
-    if not folder.exists():
-        store(tokenize(examples, tokenizer, label=name, progress=progress), folder)
-    return stored(folder)
+    corpus = kept(cache / key, tell=progress)
+    if corpus is None:
+        rows, left_out = tokenize(examples, tokenizer, label=name, progress=progress)
+        store(rows, cache / key, left_out=left_out)
+        corpus = stored(cache / key)
+    return corpus
 
 
 def read_jsonl(path: Path) -> Iterator[Example]:
@@ -130,9 +81,10 @@ def read_jsonl(path: Path) -> Iterator[Example]:
 
 def tokenize(
     examples: Iterable[Example], tokenizer: PreTrainedTokenizerBase, *, label: str = "corpus", progress: bool = False
-) -> list[Row]:
-    """Every conversation in which an assistant speaks."""
+) -> tuple[list[Row], int]:
+    """Every conversation in which an assistant speaks, and how many there are in which none does."""
     rows: list[Row] = []
+    left_out = 0
     rest = iter(examples)
     with tqdm(desc=f"tokenise {Path(label).name}", unit=" conversations", disable=not progress) as bar:
         while chunk := list(islice(rest, ROWS_AT_ONCE)):
@@ -146,10 +98,12 @@ def tokenize(
                     # Nothing after the last response is ever asked for.
                     length = int(np.flatnonzero(mask)[-1]) + 1
                     rows.append((np.array(ids[:length], dtype=np.int32), mask[:length]))
+                else:
+                    left_out += 1
             bar.update(len(chunk))
     if not rows:
         raise DataError(f"{label}: no conversation has an assistant turn")
-    return rows
+    return rows, left_out
 
 
 def render(example: Example, tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[tuple[int, int]]]:
@@ -240,33 +194,3 @@ def _file_hash(path: Path) -> str:
 def _key(fingerprint: str, tokenizer: PreTrainedTokenizerBase) -> str:
     parts = (str(FORMAT), fingerprint, json.dumps(tokenizer.chat_template), tokenizer.backend_tokenizer.to_str())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-
-
-def store_copy(corpus: Corpus, folder: Path) -> None:
-    """Keep a corpus in another folder too, under its key."""
-    rows = [corpus.row(index, 1 << 62) for index in range(len(corpus))]
-    if not (folder / corpus.key).exists():
-        store(rows, folder / corpus.key)
-
-
-def stored(folder: Path) -> Corpus:
-    """A corpus that ``store`` wrote; its folder's name is its key."""
-    arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("tokens", "response", "offsets")}
-    return Corpus(**arrays, key=folder.name)
-
-
-def store(rows: Sequence[Row], folder: Path) -> None:
-    """Write the arrays beside their place and move them in whole, so that a cache entry is complete or absent.
-
-    There may be no rows, as in one process's share.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
-    try:
-        np.save(temporary / "tokens.npy", np.concatenate([np.empty(0, np.int32), *(ids for ids, _ in rows)]))
-        np.save(temporary / "response.npy", np.concatenate([np.empty(0, np.bool_), *(mask for _, mask in rows)]))
-        np.save(temporary / "offsets.npy", np.cumsum([0, *(len(ids) for ids, _ in rows)], dtype=np.int64))
-        if not folder.exists():
-            os.rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from training.durable import workshop
 from training.errors import TrainingError
 from training.run_config import RunConfig
 from training.tasks.base import Task
+
+PREFIX = ".export-"
+"""Of folders in which a network is being written; only one run writes to an output folder."""
 
 
 def export(task: Task, config: RunConfig, figures: dict[str, Any]) -> None:
@@ -25,26 +27,25 @@ def export(task: Task, config: RunConfig, figures: dict[str, Any]) -> None:
     Raises TrainingError where the disk does not take them.
     """
     config.out.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=config.out))
     try:
-        task.save(temporary)
-        recipe = {
-            "recipe": config.to_json(),
-            "result": figures,
-            "parameters": sum(parameter.numel() for parameter in task.network.parameters()),
-            "machine": {"processor": _processor(), "torch": version("torch"), "accelerate": version("accelerate")},
-        }
-        (temporary / "training.json").write_text(json.dumps(recipe, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        fresh = sorted(path.name for path in temporary.iterdir())
-        for stale in config.out.glob("model*.safetensors*"):
-            if stale.name not in fresh:
-                stale.unlink()
-        for name in fresh:
-            os.replace(temporary / name, config.out / name)
+        with workshop(config.out, PREFIX, shared=False) as temporary:
+            task.save(temporary)
+            recipe = {
+                "recipe": config.to_json(),
+                "result": figures,
+                "parameters": sum(parameter.numel() for parameter in task.network.parameters()),
+                "machine": {"processor": _processor(), "torch": version("torch"), "accelerate": version("accelerate")},
+            }
+            text = json.dumps(recipe, indent=2, ensure_ascii=False) + "\n"
+            (temporary / "training.json").write_text(text, encoding="utf-8")
+            fresh = sorted(path.name for path in temporary.iterdir())
+            for stale in config.out.glob("model*.safetensors*"):
+                if stale.name not in fresh:
+                    stale.unlink()
+            for name in fresh:
+                os.replace(temporary / name, config.out / name)
     except (OSError, SafetensorError) as error:
         raise TrainingError(f"cannot write the network to {config.out}, is the disk full? ({error})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _processor() -> str:

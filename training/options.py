@@ -14,6 +14,17 @@ from training import choices
 RUN, SIZES, LOSS, STEPS, MACHINE = "Run", "Sizes", "Loss", "Optimisation", "Machine and records"
 """Panels of --help."""
 
+
+def named(text: str) -> Path:
+    """A path that an option names, which an empty text does not: as a path, that would be the working directory."""
+    if not text.strip():
+        raise typer.BadParameter("it is empty: say where to write")
+    return Path(text)
+
+
+PLACE = "<path>"
+"""How --help shows such an option."""
+
 Data = Annotated[
     str | None,
     typer.Option(
@@ -22,7 +33,12 @@ Data = Annotated[
         rich_help_panel=RUN,
     ),
 ]
-Out = Annotated[Path, typer.Option(help="Folder for the model, log.jsonl, training.json and checkpoints.", rich_help_panel=RUN)]
+Out = Annotated[
+    Path,
+    typer.Option(
+        help="Folder for the model, log.jsonl, training.json and checkpoints.", parser=named, metavar=PLACE, rich_help_panel=RUN
+    ),
+]
 Valid = Annotated[str | None, typer.Option(help="Held-out conversations, same forms as --data.", rich_help_panel=RUN)]
 Epochs = Annotated[float | None, typer.Option(help="Stop after this many passes over the data (paper: 40).", rich_help_panel=RUN)]
 MaxSteps = Annotated[int | None, typer.Option(help="Stop after this many updates.", rich_help_panel=RUN)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,42 @@ def _by_depth(depths: Tensor, size: int) -> Tensor:
     return torch.bincount(depths.clamp(max=size - 1), minlength=size).double()
 
 
+@dataclass(slots=True)
+class Window:
+    """What has been trained on since the last line of the log: batches of ``tokens`` tokens, since ``start`` seconds of the run."""
+
+    meter: Meter
+    start: float
+    tokens: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    """What the newest update said of itself."""
+
+    def speed(self, seconds: float) -> float:
+        """Tokens a second, ``seconds`` into the run."""
+        return self.tokens / max(seconds - self.start, 1e-9)
+
+
+def cut_log(log: Path, step: int, *, measures_again: bool) -> None:
+    """Drop what a log says of steps after ``step``, which will be trained again, and lines that were cut off.
+
+    Where a run ``measures_again`` what it ends with, also what was measured at ``step``.
+    """
+    if not log.exists():
+        return
+    kept: list[str] = []
+    for text in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+            again = measures_again and line["kind"] == "valid" and line["step"] == step
+            if line["step"] <= step and not again:
+                kept.append(text + "\n")
+        except (ValueError, KeyError, TypeError):
+            continue
+    temporary = log.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, log)
+
+
 class Reporter:
     """A tqdm bar over the share of the run that is done, and ``log.jsonl``. Silent where ``active`` is false."""
 
@@ -99,7 +137,7 @@ class Reporter:
         interactive = sys.stderr.isatty()
         self.bar = tqdm(
             total=100.0,
-            initial=100 * done,
+            initial=100 * min(done, 1.0),
             desc="train",
             bar_format="{desc} {percentage:3.0f}%|{bar:20}| {elapsed}{postfix}",
             mininterval=0.5 if interactive else 30.0,
@@ -116,6 +154,10 @@ class Reporter:
             refresh=False,
         )
         self.bar.update(100 * done - self.bar.n)
+
+    def complete(self) -> None:
+        """Move the bar to its end."""
+        self.bar.update(self.bar.total - self.bar.n)
 
     def write(self, kind: str, figures: dict[str, Any]) -> None:
         """Append a line to the log."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,13 +29,14 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.plans import decode_plan_within, prefill_plan, recorded_span, span_of
 from models.replay import CudaRecorder, Recorder, Replayed, rounded
-from training.data import Corpus, Row, store, stored
+from training.corpus import PREFIX, Corpus, Row, kept, store, stored
+from training.durable import workshop
 from training.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How the target writes: ``temperature`` 0 is greedy; a turn ends at an end token or after ``max_turn`` tokens.
+    """How the target writes: ``temperature`` below GREEDY is greedy; a turn ends at an end token or after ``max_turn`` tokens.
 
     A turn cut off ends its conversation, and so does reaching ``max_length``. ``slots`` conversations are written side by side.
     What others say is read in passes of its own, or where it goes ``in_step``, a token with every one that the rest write: that
@@ -61,6 +62,9 @@ class Writing:
         slots = max(1, min(_GPU_SLOTS, free // 2 // conversation))
         return cls(end_tokens, max_length, temperature, slots=slots, in_step=True, seed=seed)
 
+
+GREEDY = 1e-5
+"""Temperatures below it are greedy, as in serving: logits divided by them are beyond float32."""
 
 _GPU_SLOTS = 1024
 """Conversations side by side on a GPU, where there is room: a step of a small target takes hardly longer than with a few."""
@@ -125,11 +129,12 @@ def regenerated(corpus: Corpus, count: int, target: Llama, writing: Writing, cac
     rank, world = accelerator.process_index, accelerator.num_processes
     # Another number of processes shares the work otherwise: what such a run left is no part of this one's.
     parts = [folder.with_name(f"{folder.name}-{each}-of-{world}") for each in range(world)]
-    if not folder.exists() and not parts[rank].exists():
+    tell = accelerator.is_main_process
+    if kept(folder, tell=tell) is None and kept(parts[rank]) is None:
         share = [int(index) for index in drawn[rank::world]]
-        store(regenerate(corpus, share, target, writing, progress=accelerator.is_main_process), parts[rank])
+        store(regenerate(corpus, share, target, writing, progress=tell), parts[rank])
     accelerator.wait_for_everyone()
-    if accelerator.is_main_process and not folder.exists():
+    if accelerator.is_main_process and kept(folder) is None:
         written = [stored(part) for part in parts]
         store([part.row(index, 1 << 62) for part in written for index in range(len(part))], folder)
         for part in cache.glob(f"{folder.name}-*"):
@@ -140,14 +145,20 @@ def regenerated(corpus: Corpus, count: int, target: Llama, writing: Writing, cac
         raise DataError(
             f"--regenerate: of {len(drawn)} conversations none has an answer that begins within --max-length {writing.max_length}"
         )
+    if tell and len(whole) < len(drawn):
+        print(
+            f"--regenerate: {len(drawn) - len(whole)} of {len(drawn)} conversations have no answer that begins within --max-length "
+            f"{writing.max_length} and are left out",
+            file=sys.stderr,
+        )
     return whole
 
 
 def _check_shared(cache: Path) -> None:
     """Raise ConfigError in all processes, before anything is written, where one does not see another's files in ``cache``."""
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as own:
-        names = gather_object([Path(own).name])
+    with workshop(cache, PREFIX) as own:
+        names = gather_object([own.name])
         # That all have looked is known once all have told: nobody's folder goes before.
         apart = any(gather_object([not all((cache / name).exists() for name in names)]))
     if apart:
@@ -263,7 +274,7 @@ def _decode(step: _Step, slots: list[_Conversation], writing: Writing, generator
     logits = step(newest, computed)
     for conversation in slots:
         conversation.computed += 1
-    if writing.temperature == 0:
+    if writing.temperature < GREEDY:
         greedy: list[int] = logits.argmax(-1).tolist()
         return greedy
     probabilities = torch.softmax(logits.float() / writing.temperature, dim=-1)

@@ -19,11 +19,12 @@ from models.moa import MoA
 from training import processes
 from training.activations.index import Facts
 from training.activations.reading import open_activations
-from training.beginning import corpora, load, load_operators, rewritten, start
+from training.beginning import corpora, load, load_operators, rewritten, start, tell_unusable
 from training.checkpoints import latest_checkpoint
 from training.config import PretrainConfig, TrainConfig
 from training.copying import begin_with_copying
-from training.data import Corpus, load_corpus
+from training.corpus import Corpus
+from training.data import load_corpus
 from training.errors import ConfigError
 from training.needs import needs_of
 from training.places import check_folders
@@ -72,6 +73,7 @@ def prepare(config: TrainConfig) -> Trainer:
         target, tokenizer = load(config.target, config, config.torch_dtype, accelerator, sharded=config.shard_target)
         given, valid = corpora(config, tokenizer, accelerator)
         corpus = rewritten(config, given, target, accelerator)
+    tell_unusable(config, corpus, valid, accelerator)
     set_seed(config.seed)
     task = _drafting(config, target, corpus, valid, accelerator)
     return _ready(Trainer(config, accelerator, task, digest))
@@ -129,7 +131,8 @@ def _moa(config: TrainConfig, target: Llama, corpus: Corpus) -> MoA:
         fresh = MoA(MoAConfig.from_target(target.config, **config.sizes))
         begin_with_copying(fresh)  # on the CPU, so that a seed means the same on every device
         return fresh.to(target.device)
-    trained = load_drafter(config.init_from, target.config, dtype=torch.float32, device=target.device)
+    folder = BUNDLED["drafter"] if config.init_from == "bundled" else config.init_from
+    trained = load_drafter(folder, target.config, dtype=torch.float32, device=target.device)
     # N = 0 is also what the command says when nothing was asked for.
     sizes = {name: size for name, size in config.sizes.items() if size or isinstance(size, bool)}
     if trained.output_norm is not None and config.draft_block is not None:
@@ -162,6 +165,12 @@ def _independent(config: TrainConfig, target: Llama) -> Llama:
     head_dim, whole = target.config.head_dim, target.config
     hidden = config.draft_hidden or max(1, whole.hidden_size // head_dim // 2) * head_dim
     heads = hidden // head_dim
+    if hidden % head_dim:
+        raise ConfigError(f"--draft-hidden {hidden} must be a multiple of the target's head size, {head_dim}")
+    if config.draft_kv_heads is not None and heads % config.draft_kv_heads:
+        raise ConfigError(
+            f"--draft-kv-heads {config.draft_kv_heads} must divide the drafter's {heads} heads, of {head_dim} numbers each"
+        )
     sizes = {
         "hidden_size": hidden,
         "num_layers": config.draft_layers or max(1, whole.num_layers // 4),
@@ -181,6 +190,7 @@ def prepare_target(config: PretrainConfig) -> Trainer:
     load_operators(config, accelerator)
     target, tokenizer = load(config.base, config, torch.float32, accelerator)
     corpus, valid = corpora(config, tokenizer, accelerator)
+    tell_unusable(config, corpus, valid, accelerator)
     set_seed(config.seed)
     if config.fresh:
         target = fresh_target(target.config, config.sizes).to(accelerator.device)
@@ -208,7 +218,8 @@ def _check_places(config: RunConfig, **sources: str | None) -> None:
     """Raise ConfigError where a run would write over a model that it reads, or that is no run's, and where it cannot write."""
     check_folders(config.out, config.cache)
     for name, source in sources.items():
-        folder = BUNDLED["target"] if source == "bundled" else Path(source or "")
+        bundled = BUNDLED["drafter" if name == "init_from" else "target"]
+        folder = bundled if source == "bundled" else Path(source or "")
         if source is not None and config.out.resolve() == folder.resolve():
             raise ConfigError(
                 f"--out {config.out} is the folder of {option_name(name)}, which would be overwritten: choose another --out"

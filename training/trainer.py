@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import FrameType
 from typing import Any
 
@@ -19,8 +19,9 @@ from training.batches import Epoch
 from training.checkpoints import Position, latest_checkpoint, load_checkpoint, save_checkpoint
 from training.errors import ConfigError, TrainingError, TrainingInterrupted, first_line
 from training.export import export
+from training.limits import reached, shares
 from training.optimizers import optimizers
-from training.progress import Meter, Reporter
+from training.progress import Meter, Reporter, Window, cut_log
 from training.run_config import RunConfig
 from training.tasks.base import Task
 
@@ -49,29 +50,28 @@ class Trainer:
         config, accelerator, position = self.config, self.accelerator, self.position
         config.out.mkdir(parents=True, exist_ok=True)
         self.started = time.monotonic() - position.seconds
-        reporter = Reporter(config.out / "log.jsonl", active=accelerator.is_main_process, done=self.progress())
-        saved_at = window_start = position.seconds
-        window_tokens, meter, validated_at = 0, Meter(self.task.depths), -1
+        log, over = config.out / "log.jsonl", self.progress() >= 1.0
+        if accelerator.is_main_process:
+            cut_log(log, position.step, measures_again=over)
+        reporter = Reporter(log, active=accelerator.is_main_process, done=self.progress())
+        if over:
+            reporter.say(reached(self.config, position, self._shares(position)))
+        saved_at, validated_at, window = position.seconds, -1, self._window()
         figures: dict[str, Any] = {}
         with self._signals():
             try:
                 while (done := self.progress()) < 1.0:
                     logging = (position.step + 1) % config.log_every == 0
-                    line = self._step(done, meter, agreement=logging)
-                    window_tokens += line.pop("batch_tokens")
+                    window.last = self._step(done, window.meter, agreement=logging or self._ends_next())
+                    window.tokens += window.last.pop("batch_tokens")
                     stop = self._agree()
                     if logging:
-                        speed = window_tokens / max(position.seconds - window_start, 1e-9)
-                        line = {**self._where(), **line, "tokens_per_second": round(speed, 1)}
-                        line |= self.task.figures(meter.gathered(accelerator))
-                        reporter.write("train", line)
-                        done = min(max(self.progress(), 1e-9), 1.0)
-                        reporter.step(done, line, position.seconds / done - position.seconds, speed)
-                        window_start, window_tokens, meter = position.seconds, 0, Meter(self.task.depths)
+                        self._report(reporter, window)
+                        window = self._window()
                     if self.task.valid and position.step % config.valid_every == 0:
                         figures, validated_at = self._report_validation(reporter), position.step
                         self._agree()
-                        window_start += figures["seconds"]
+                        window.start += figures["seconds"]
                     due = config.checkpoint_steps is not None and position.step % config.checkpoint_steps == 0
                     if due or position.seconds - saved_at > 60 * config.checkpoint_minutes or stop:
                         self.save()
@@ -82,12 +82,30 @@ class Trainer:
                             "the state is saved, go on with --resume",
                             stop,
                         )
+                if window.tokens:
+                    self._report(reporter, window)
+                reporter.complete()
                 self.save()
                 if self.task.valid and validated_at != position.step:
                     figures = self._report_validation(reporter)
             finally:
                 reporter.close()
         return figures
+
+    def _window(self) -> Window:
+        return Window(Meter(self.task.depths), self.position.seconds)
+
+    def _report(self, reporter: Reporter, window: Window) -> None:
+        """Log what was trained on since the last line; every process must take part."""
+        position, speed = self.position, window.speed(self.position.seconds)
+        meter = window.meter.gathered(self.accelerator)
+        figures = self.task.figures(meter)
+        if not meter.asked.any():  # a limit in minutes ends a run at a step of which agreement was not asked
+            figures = {name: figure for name, figure in figures.items() if name not in ("accuracy", "acceptance_length")}
+        line = {**self._where(), **window.last, "tokens_per_second": round(speed, 1), **figures}
+        reporter.write("train", line)
+        done = min(max(self.progress(), 1e-9), 1.0)
+        reporter.step(done, line, position.seconds / done - position.seconds, speed)
 
     def _step(self, done: float, meter: Meter, *, agreement: bool) -> dict[str, Any]:
         """One update on ``accumulate`` batches, of which the processes take turns; rows count alike, whoever has them."""
@@ -190,15 +208,16 @@ class Trainer:
 
     def progress(self) -> float:
         """Share of the run that is done, by whichever limit is nearest; 1 or more when it is over."""
-        config, position = self.config, self.position
-        done = [0.0]
-        if config.max_steps is not None:
-            done.append(position.step / config.max_steps)
-        if config.max_minutes is not None:
-            done.append(position.seconds / (60 * config.max_minutes))
-        if config.epochs is not None:
-            done.append((position.epoch + position.batch / len(self._plan(position.epoch))) / config.epochs)
-        return max(done)
+        return max(self._shares(self.position).values())
+
+    def _shares(self, position: Position) -> dict[str, float]:
+        return shares(self.config, position, lambda epoch: len(self._plan(epoch)))
+
+    def _ends_next(self) -> bool:
+        """Whether the next update reaches a limit, as far as that is known before it."""
+        position = self.position
+        ahead = replace(position, step=position.step + 1, batch=position.batch + self.config.accumulate)
+        return max(self._shares(ahead).values()) >= 1.0
 
     def _where(self) -> dict[str, Any]:
         position = self.position

@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 import typer
 
 from app.commands import loading, options
+from training.options import PLACE, named
 
 MEGABYTE = 1e6
 
 
 def export_edge(
-    out: Annotated[Path, typer.Option(help="Folder to write to: a new one, or an empty one.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to: a new one, or an empty one.", parser=named, metavar=PLACE)],
     model: Annotated[str, typer.Option(help="The target: 'bundled', a folder or a hub id.")] = "bundled",
     drafter: Annotated[
         str | None,

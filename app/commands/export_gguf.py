@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 import typer
 
 from app.commands import loading, options
+from training.options import PLACE, named
 
 
 def export_gguf(
-    out: Annotated[Path, typer.Option(help="File to write, such as target.gguf.")],
+    out: Annotated[Path, typer.Option(help="File to write, such as target.gguf.", parser=named, metavar=PLACE)],
     model: Annotated[str, typer.Option(help="The target: 'bundled', a folder or a hub id.")] = "bundled",
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="Type of the matrices; vectors are float32.")

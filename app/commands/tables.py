@@ -85,7 +85,7 @@ def print_evaluation(results: dict[Case, dict[str, Figures]]) -> None:
     console.print("accepted at depth 1, 2, …, all sources:")
     for case, sources in results.items():
         shares = " ".join(f"{share:.0%}" for share in sources[ALL].by_depth)
-        console.print(f"  {case.drafter}, {case.shape}, {case.sampling}: {shares}")
+        console.print(f"  {case.drafter}, {case.shape}, {case.sampling}: {shares or 'none'}")
 
 
 def print_watching(result: WatchingResult) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_a_bundle_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> No
     assert runner.invoke(cli, [*arguments, "--dtype", "float32", "--force"]).exit_code == 0
     assert read_bundle(tmp_path, dtype=torch.float32).config.dtype == "float32"
     assert (tmp_path / "notes.txt").exists()
+
+
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+    earlier = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, earlier[1]))
+    try:
+        result = runner.invoke(cli, ["export-edge", *PAIR, "--out", str(tmp_path / "edge")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, earlier)
+    assert result.exit_code == 1 and result.stderr.startswith(f"moaserve: error: cannot export to --out {tmp_path / 'edge'}: ")
+    assert result.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
 def test_other_folders_are_never_written_to(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from models import tiled_decoder
 from models.llama import CompiledGraph, Llama
 from models.loader import eos_token_ids, load_target, resolve_target
-from training.data import Corpus
+from training.corpus import Corpus
 from training.regenerate import Writing, regenerate
 
 pytestmark = [

@@ -21,7 +21,7 @@ from training.activations.index import Facts
 from training.activations.reading import open_activations
 from training.activations.run import make
 from training.config import TrainConfig
-from training.errors import ConfigError, TrainingInterrupted
+from training.errors import ConfigError, DataError, TrainingInterrupted
 from training.run import train
 
 from .finished import log, weights
@@ -173,6 +173,27 @@ def test_a_run_that_is_cut_off_goes_on_at_the_last_whole_shard(
     assert (config.out / "train" / "shard-00000.safetensors").stat().st_mtime_ns == first
     assert files(config.out) == files(whole.out)
     assert not list(config.out.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("size", [0, 100, -1])
+def test_a_damaged_plan_or_text_is_named_and_made_anew_by_the_same_command(config: ActivationsConfig, tmp_path: Path, size: int):
+    make(config)
+    shards, folder = files(config.out), config.out / "train"
+    run = training(config, tmp_path / "run", data=None, valid=None, activations=config.out, max_steps=1)
+    cure = "run the same moaserve activations again, which writes it anew"
+    text = folder / Facts.read(folder).corpus / "tokens.npy"
+    for path, error, complaint in (
+        (folder / "plan.npz", ConfigError, rf"{folder}/plan\.npz is damaged \(.*\): {cure}"),
+        (text, DataError, f"the tokenised text in {text.parent} is damaged: .*: {cure}"),
+    ):
+        whole, mode = path.read_bytes(), path.parent.stat().st_mode
+        path.write_bytes(whole[:size])
+        with pytest.raises(error, match=complaint):
+            train(run)
+        make(config)
+        assert (path.read_bytes(), path.parent.stat().st_mode) == (whole, mode)
+    assert files(config.out) == shards
+    train(run)
 
 
 def test_the_size_is_said_first_and_must_fit_the_disk(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from training.batches import MULTIPLE, collate, plan_batches
-from training.data import Corpus
+from training.corpus import Corpus
 
 LENGTHS = np.random.default_rng(0).integers(1, 700, 3000)
 

@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from app.cli import cli
 from training.command import app
 from training.errors import ConfigError, TrainingInterrupted
 from training.options import run, settings
@@ -87,6 +88,25 @@ def test_what_ends_a_run_is_a_line_and_an_exit_code(error: Exception, code: int,
     with pytest.raises(typer.Exit) as ended:
         run("train", work)
     assert (ended.value.exit_code, capsys.readouterr().err) == (code, line)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --target bundled --data chats.jsonl --max-steps 1",
+        "pretrain --data chats.jsonl --max-steps 1",
+        "activations --target bundled --data chats.jsonl",
+        "export-edge",
+        "export-gguf",
+    ],
+)
+@pytest.mark.parametrize("out", ["", " "])
+def test_an_empty_out_is_not_the_working_directory(command: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, [*command.split(), "--out", out])
+    assert done.exit_code == 2
+    assert "Invalid value for '--out': it is empty: say where to write" in done.output
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["train --target x", "pretrain --base x", "activations --target x"])

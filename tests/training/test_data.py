@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from training import data
-from training.data import Corpus, load_corpus
+from training.corpus import Corpus, stored
+from training.data import load_corpus
 from training.errors import DataError
 
 CHAT = [
@@ -97,6 +99,47 @@ def test_a_second_load_reads_the_cache_and_changed_text_or_template_does_not(
     again = load(write_chats(path, 3), tokenizer)
     assert again.key == first.key
     assert np.array_equal(again.tokens, first.tokens) and np.array_equal(again.response, first.response)
+
+
+@pytest.mark.parametrize("part", ["tokens", "response", "offsets"])
+@pytest.mark.parametrize("size", [0, 60, -1])
+def test_a_damaged_cache_is_made_anew_with_a_warning(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    write_chats: Callable[[Path, int], Path],
+    capsys: pytest.CaptureFixture[str],
+    part: str,
+    size: int,
+):
+    path, cache = write_chats(tmp_path / "chat.jsonl", 3), tmp_path / "cache"
+    first = load(path, tokenizer)
+    file = cache / first.key / f"{part}.npy"
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(DataError, match=f"the tokenised text in {cache / first.key} is damaged"):
+        stored(cache / first.key)
+    again = load_corpus(str(path), tokenizer, cache, progress=True)
+    assert f"{cache / first.key} is damaged" in capsys.readouterr().err
+    assert again.tokens.tolist() == stored(cache / first.key).tokens.tolist() and len(again) == 3
+    assert [each.name for each in cache.iterdir()] == [first.key]
+
+
+def test_what_killed_programs_left_in_the_cache_goes_once_it_is_old(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, write_chats: Callable[[Path, int], Path]
+):
+    for name in (".corpus-old", ".corpus-new"):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+        (tmp_path / "cache" / name / "tokens.npy").write_bytes(b"half")
+    os.utime(tmp_path / "cache" / ".corpus-old", (0, 0))
+    corpus = load(write_chats(tmp_path / "chat.jsonl", 3), tokenizer)
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {".corpus-new", corpus.key}
+
+
+def test_conversations_without_an_assistant_are_counted_also_from_the_cache(tmp_path: Path, tokenizer: PreTrainedTokenizerFast):
+    path = write(tmp_path / "chat.jsonl", {"messages": CHAT}, {"messages": CHAT[:2]}, {"messages": CHAT[:1]})
+    assert [load(path, tokenizer).left_out for _ in range(2)] == [2, 2]
+    (kept,) = (tmp_path / "cache").iterdir()
+    (kept / "left_out.npy").unlink()  # earlier versions did not keep it
+    assert load(path, tokenizer).left_out == 0
 
 
 def test_a_broken_off_tokenisation_leaves_no_cache_entry(tmp_path: Path, tokenizer: PreTrainedTokenizerFast):

@@ -1,9 +1,13 @@
 """What a run reports, counted by hand."""
 
+import json
+from pathlib import Path
+
+import pytest
 import torch
 
 from training.losses import Loss, Mean
-from training.progress import Meter, unbroken
+from training.progress import Meter, cut_log, unbroken
 
 DEPTHS = torch.tensor([0, 1, 2, 0, 1, 2, 3, 0, 1])
 CORRECT = torch.tensor([1, 1, 0, 1, 0, 1, 1, 0, 1]).bool()
@@ -35,3 +39,15 @@ def test_losses_are_means_over_rows():
 def test_an_empty_meter_says_so_without_dividing_by_nothing():
     meter = Meter(8)
     assert (meter.losses(), meter.acceptance_length, meter.accuracy) == ({}, 1.0, [])
+
+
+@pytest.mark.parametrize("measures_again", [False, True])
+def test_a_log_keeps_what_a_checkpoint_has_seen(tmp_path: Path, measures_again: bool):
+    log = tmp_path / "log.jsonl"
+    lines = [{"kind": kind, "step": step} for kind, step in (("train", 1), ("train", 2), ("valid", 2), ("train", 3), ("valid", 3))]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tr')
+    cut_log(log, 2, measures_again=measures_again)
+    assert [json.loads(line) for line in log.read_text().splitlines()] == (lines[:2] if measures_again else lines[:3])
+    assert list(tmp_path.iterdir()) == [log]
+    cut_log(tmp_path / "none.jsonl", 2, measures_again=measures_again)
+    assert list(tmp_path.iterdir()) == [log]

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from models.llama import Llama
 from models.loader import load_target
 from models.replay import rerun
-from training.data import Corpus, store, stored
+from training.corpus import Corpus, store, stored
 from training.errors import ConfigError, DataError
 from training.regenerate import Writing, regenerate, regenerated
 
@@ -100,6 +100,34 @@ def test_sampled_turns_repeat_with_the_seed(target: Llama) -> None:
         return [tokens.tolist() for tokens, _ in regenerate(CORPUS, [0, 1, 2], target, writing, progress=False)]
 
     assert written(1) == written(1) != written(2)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-40, 5e-324])
+def test_the_lowest_temperatures_are_greedy(target: Llama, temperature: float) -> None:
+    def written(temperature: float) -> list[list[int]]:
+        writing = Writing(frozenset(), 64, temperature=temperature, max_turn=6)
+        return [tokens.tolist() for tokens, _ in regenerate(CORPUS, [0, 1, 2], target, writing, progress=False)]
+
+    assert written(temperature) == written(0.0)
+
+
+def test_conversations_of_which_none_can_be_written_are_counted(
+    target: Llama, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regenerated(CORPUS, 3, target, Writing(frozenset(), 4, max_turn=3), tmp_path, Accelerator(cpu=True))
+    told = "--regenerate: 1 of 3 conversations have no answer that begins within --max-length 4 and are left out"
+    assert told in capsys.readouterr().err
+
+
+def test_damaged_answers_are_written_again(target: Llama, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def make() -> Corpus:
+        return regenerated(CORPUS, 2, target, Writing(frozenset(), 64, max_turn=4), tmp_path, Accelerator(cpu=True))
+
+    first = make()
+    wanted = first.tokens.tolist()
+    (tmp_path / first.key / "tokens.npy").write_bytes(b"")
+    assert make().tokens.tolist() == wanted
+    assert f"{first.key} is damaged" in capsys.readouterr().err
 
 
 def test_a_regenerated_corpus_is_kept_for_the_same_target_and_settings(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.errors import CheckpointError
 from models.loader import BUNDLED, load_drafter
 from speculative.config import EngineConfig
 from speculative.loading import load_engine
@@ -100,7 +101,8 @@ def test_other_drafters_learn_too_and_are_served(
     config: TrainConfig, tmp_path: Path, write_chats: Callable[[Path, int], Path], method: Any, deepest: int
 ):
     valid = str(write_chats(tmp_path / "valid.jsonl", 12))
-    config = changed(config, method=method, max_steps=60, lr=5e-3, kl_weight=1.0, valid=valid, valid_every=30, unroll=3)
+    config = changed(config, method=method, max_steps=60, lr=5e-3, kl_weight=1.0, valid=valid, valid_every=30)
+    config = changed(config, unroll=3) if method == "eagle3" else config
     train(config)
     checks = log(config.out, "valid")
     assert checks[1]["loss"] < checks[0]["loss"]
@@ -125,6 +127,11 @@ def test_other_drafters_learn_too_and_are_served(
         ({"method": "eagle3", "draft_layers": 2}, "--draft-layers is no option of --method eagle3"),
         ({"method": "independent", "layers_inferred": 1}, "--layers-inferred is no option of --method independent"),
         ({"method": "eagle3", "draws": 2}, "--draws is no option of --method eagle3"),
+        ({"unroll": 3}, "--unroll is no option of --method moa"),
+        ({"method": "eagle2", "unroll": 3}, "--unroll is no option of --method eagle2"),
+        ({"method": "eagle3", "unroll": 17}, "--unroll 17: at most 16 draft steps can be unrolled"),
+        ({"method": "eagle2", "init_from": "bundled"}, "--init-from bundled is a drafter of --method moa, not eagle2"),
+        ({"method": "independent", "init_from": "bundled"}, "--init-from bundled is a drafter of --method moa, not independent"),
         ({"method": "independent", "draft_vocabulary": 20}, "its own LM head knows all tokens"),
         ({"method": "eagle3", "init_from": "x", "draft_mlp": 8}, "--draft-mlp: with --init-from the drafter keeps its sizes"),
         ({"method": "eagle2", "init_from": "x", "draft_kv_heads": 2}, "--draft-kv-heads: with --init-from"),
@@ -230,6 +237,25 @@ def test_two_checkpoints_are_kept_and_a_half_written_one_is_never_read(config: T
         prepare(changed(config, resume=True))
 
 
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(config: TrainConfig):
+    train(changed(config, checkpoint_steps=1, max_steps=2))
+    path = config.out / "checkpoints" / "checkpoint-00000002.pt"
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes(255 - byte for byte in whole[middle : middle + 64]) + whole[middle + 64 :])
+    before = r"delete it to go on from the one before it, checkpoint-00000001\.pt"
+    with pytest.raises(ConfigError, match=rf"checkpoint-00000002\.pt is damaged \(.*data.*\); {before}"):
+        prepare(changed(config, resume=True))
+    path.write_bytes(whole[:middle])
+    with pytest.raises(ConfigError, match=rf"checkpoint-00000002\.pt is no checkpoint of this trainer: .*; {before}"):
+        prepare(changed(config, resume=True))
+    path.unlink()
+    assert prepare(changed(config, resume=True)).position.step == 1
+    (path.parent / "checkpoint-00000001.pt").write_bytes(whole[:middle])
+    with pytest.raises(ConfigError, match=r"there is none before it: delete it, and begin anew without --resume"):
+        prepare(changed(config, resume=True))
+
+
 def test_a_save_that_breaks_off_leaves_the_earlier_checkpoint(tmp_path: Path):
     save_checkpoint(tmp_path, {"step": 1}, 1)
     with pytest.raises(AttributeError):
@@ -248,6 +274,14 @@ def full_disk() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, earlier)
+
+
+@pytest.mark.parametrize(("steps", "kept"), [([], "there is no earlier checkpoint"), ([1], "earlier checkpoints are whole")])
+def test_a_full_disk_says_what_is_left(tmp_path: Path, steps: list[int], kept: str):
+    for step in steps:
+        save_checkpoint(tmp_path, {"step": step}, step)
+    with full_disk(), pytest.raises(TrainingError, match=rf"is the disk full\? .*; {kept}$"):
+        save_checkpoint(tmp_path, {"model": torch.zeros(10_000)}, 2)
 
 
 def test_a_full_disk_is_told_in_a_line_and_leaves_what_was_there(config: TrainConfig):
@@ -351,6 +385,91 @@ def test_places_that_cannot_be_written_are_named_before_anything_is_loaded(
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(ConfigError, match=rf"--out .*: {tmp_path} cannot be written to"):
         prepare(config)
+
+
+def test_what_a_killed_export_left_is_gone_after_the_next(config: TrainConfig):
+    left = config.out / ".export-killed"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    train(changed(config, max_steps=1))
+    names = {"checkpoints", "config.json", "log.jsonl", "model.safetensors", "training.json"}
+    assert {path.name for path in config.out.iterdir()} == names
+
+
+def test_a_resumed_run_logs_every_step_once(config: TrainConfig):
+    config = changed(config, log_every=1, checkpoint_steps=3, valid=config.data, valid_every=5)
+    trainer = prepare(config)
+    step = trainer._step
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        if trainer.position.step == 5:
+            raise KeyboardInterrupt
+        return step(*arguments, **options)
+
+    trainer._step = killed  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    with (config.out / "log.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # as where the program was killed while it wrote
+    lines = (config.out / "log.jsonl").read_text().splitlines()[:-1]
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 5]
+    for _ in range(2):  # also once it is over, where validation is all that is done again
+        train(changed(config, resume=True))
+        assert [line["step"] for line in log(config.out, "train")] == list(range(1, 9))
+        assert [line["step"] for line in log(config.out, "valid")] == [5, 8]
+
+
+def test_a_run_shorter_than_a_line_of_the_log_is_logged_and_comes_to_its_end(
+    config: TrainConfig, capsys: pytest.CaptureFixture[str]
+):
+    train(changed(config, max_steps=3, log_every=10))
+    assert "train 100%" in capsys.readouterr().err.splitlines()[-1]
+    (line,) = log(config.out, "train")
+    assert line["step"] == 3 and line["accuracy"] and line["acceptance_length"] >= 1
+    train(changed(config, max_steps=3, log_every=10, resume=True))
+    told = capsys.readouterr().err
+    assert "nothing is left to train: step 3 is at the end of --max-steps 3 already; raise it to train on" in told
+    assert log(config.out, "train") == [line]
+
+
+def test_conversations_that_teach_nothing_are_counted(config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    prepare(config)
+    assert "left out" not in capsys.readouterr().err
+    path = Path(config.data or "")
+    share = [{"role": "human", "content": "tea"}, {"role": "gpt", "content": "milk"}]
+    long = [{"role": "user", "content": "tea " * 150}, {"role": "assistant", "content": "milk"}]
+    with path.open("a") as file:
+        for messages in (share, share, long):
+            file.write(json.dumps({"messages": messages}) + "\n")
+    for _ in range(2):  # also of text that is kept from before
+        prepare(config)
+        told = capsys.readouterr().err
+        assert f"{path}: 2 of 43 conversations have no assistant turn and are left out" in told
+        assert f"{path}: 1 have no answer within --max-length 128 and are left out" in told
+
+
+def test_the_bundled_drafter_can_be_trained_on(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(CheckpointError, match="concierge-moa was made for a target with"):
+        prepare(changed(config, init_from="bundled"))
+    with pytest.raises(ConfigError, match="is the folder of --init-from, which would be overwritten"):
+        prepare(changed(config, init_from="bundled", out=BUNDLED["drafter"]))
+    train(changed(config, max_steps=1, sa_mlp=48))
+    monkeypatch.setitem(BUNDLED, "drafter", config.out)
+    task = prepare(changed(config, init_from="bundled", out=tmp_path / "further")).task
+    assert isinstance(task, MoATask) and task.network.config.sa_intermediate_size == 48
+
+
+@pytest.mark.parametrize(
+    ("sizes", "complaint"),
+    [
+        ({"draft_hidden": 10}, "--draft-hidden 10 must be a multiple of the target's head size, 16"),
+        ({"draft_hidden": 40}, "--draft-hidden 40 must be a multiple"),
+        ({"draft_hidden": 32, "draft_kv_heads": 3}, "--draft-kv-heads 3 must divide the drafter's 2 heads"),
+    ],
+)
+def test_sizes_of_small_models_that_do_not_divide_are_named(config: TrainConfig, sizes: dict[str, int], complaint: str):
+    with pytest.raises(ConfigError, match=complaint):
+        prepare(changed(config, method="independent", **sizes))
 
 
 def test_a_run_cut_off_in_its_first_checkpoint_begins_anew(config: TrainConfig):

@@ -18,7 +18,10 @@ def activations_command(
     out: Annotated[
         Path,
         typer.Option(
-            help="Folder for the activations, on a disk with room for them: their size is said first.", rich_help_panel=RUN
+            help="Folder for the activations, on a disk with room for them: their size is said first.",
+            parser=options.named,
+            metavar=options.PLACE,
+            rich_help_panel=RUN,
         ),
     ],
     valid: options.Valid = None,

@@ -19,8 +19,9 @@ import numpy as np
 
 from training.batches import Collated, Indices
 from training.choices import Precision
-from training.data import Corpus
-from training.errors import ConfigError
+from training.corpus import Corpus
+from training.durable import flush
+from training.errors import ConfigError, first_line
 from training.needs import Needs
 
 FORMAT = 1
@@ -71,6 +72,7 @@ class Facts:
         """As ``index.json``, last of a folder's parts: where it stands the others do."""
         temporary = folder / "index.json.tmp"
         temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        flush(temporary)
         os.replace(temporary, folder / "index.json")
 
     def check_same(self, folder: Path) -> None:
@@ -102,20 +104,30 @@ class Plan:
 
     @classmethod
     def read(cls, folder: Path, corpus: Corpus, max_length: int) -> Plan:
-        """What ``write`` wrote."""
-        with np.load(folder / "plan.npz") as arrays:
-            batches = np.split(arrays["conversations"], arrays["batch_ends"][:-1])
-            ends = arrays["shard_ends"].tolist()
+        """What ``write`` wrote; raises ConfigError where it is damaged."""
+        path = folder / "plan.npz"
+        try:
+            with path.open("rb") as file, np.load(file) as arrays:
+                batches = np.split(arrays["conversations"], arrays["batch_ends"][:-1])
+                ends = arrays["shard_ends"].tolist()
+        except Exception as error:  # archives break in many ways
+            raise ConfigError(
+                f"{path} is damaged ({first_line(error)}): run the same moaserve activations again, which writes it anew"
+            ) from error
         return cls(corpus, max_length, batches, [range(first, end) for first, end in zip([0, *ends[:-1]], ends, strict=True)])
 
     def write(self, folder: Path) -> None:
-        """As ``plan.npz``."""
-        np.savez(
-            folder / "plan.npz",
-            conversations=np.concatenate(self.batches),
-            batch_ends=np.cumsum([len(batch) for batch in self.batches]),
-            shard_ends=np.array([shard.stop for shard in self.shards]),
-        )
+        """As ``plan.npz``, whole or not at all."""
+        temporary = folder / "plan.npz.tmp"
+        with temporary.open("wb") as file:
+            np.savez(
+                file,
+                conversations=np.concatenate(self.batches),
+                batch_ends=np.cumsum([len(batch) for batch in self.batches]),
+                shard_ends=np.array([shard.stop for shard in self.shards]),
+            )
+        flush(temporary)
+        os.replace(temporary, folder / "plan.npz")
 
     @cached_property
     def lengths(self) -> Indices:

@@ -17,8 +17,8 @@ from models.config import DecoderConfig
 from models.llama import TargetActivations
 from training.activations.index import Facts, Plan, shard_path
 from training.batches import Indices
-from training.data import Corpus, stored
-from training.errors import ConfigError
+from training.corpus import Corpus, stored
+from training.errors import ConfigError, DataError
 from training.needs import Needs
 
 OPEN_SHARDS = 256
@@ -80,7 +80,10 @@ def open_activations(folder: Path, target: DecoderConfig, target_digest: str, ma
     facts = Facts.read(folder)
     if facts.target != target_digest:
         raise ConfigError(f"the activations in {folder} are another target's: give the --target that they were made with")
-    corpus = stored(folder / facts.corpus)
+    try:
+        corpus = stored(folder / facts.corpus)
+    except DataError as error:
+        raise DataError(f"{error}: run the same moaserve activations again, which writes it anew") from error
     plan = Plan.read(folder, corpus, facts.max_length)
     if max_length > facts.max_length and int(np.diff(corpus.offsets).max()) > facts.max_length:
         raise ConfigError(

@@ -9,7 +9,7 @@ from training.activations.config import ActivationsConfig
 from training.activations.index import Facts, Plan
 from training.activations.writing import Folder, announce, begin, write
 from training.batches import Collated, conversations
-from training.beginning import corpora, load, rewritten, start
+from training.beginning import corpora, load, rewritten, start, tell_unusable
 from training.errors import TrainingInterrupted
 from training.needs import needs_of
 from training.places import check_folders
@@ -27,6 +27,7 @@ def make(config: ActivationsConfig) -> Path:
     needs = needs_of(config.method, config.layers_inferred, target.config)
     given, valid = corpora(config, tokenizer, accelerator)
     corpus = rewritten(config, given, target, accelerator)
+    tell_unusable(config, corpus, valid, accelerator)
     source, held_out = conversations(config, corpus, valid)
     digest = checkpoint_digest(resolve_target(config.target))
     folders = []

@@ -20,7 +20,7 @@ from models.config import DecoderConfig
 from models.llama import Llama
 from training.activations.index import Facts, Plan, shard_path
 from training.batches import collate
-from training.data import store_copy
+from training.corpus import store_copy
 from training.errors import ConfigError, TrainingError
 
 
@@ -42,17 +42,31 @@ class Folder:
 
 
 def begin(folder: Folder) -> None:
-    """Write text, plan and facts, or find that they are there from an earlier run; raises ConfigError where they are others."""
-    if folder.path.exists() and (folder.path / "index.json").exists():
+    """Write text, plan and facts, or find that they are there from an earlier run; raises ConfigError where they are others.
+
+    What is damaged of text and plan is written anew: equal facts give equal ones.
+    """
+    begun = folder.path.exists() and (folder.path / "index.json").exists()
+    if begun:
         folder.facts.check_same(folder.path)
         for half in folder.path.glob("*.tmp"):
             half.unlink()
-        return
     folder.path.mkdir(parents=True, exist_ok=True)
     store_copy(folder.plan.corpus, folder.path)
     shutil.copymode(folder.path, folder.path / folder.facts.corpus)
-    folder.plan.write(folder.path)
-    folder.facts.write(folder.path)
+    if not begun or _is_damaged(folder):
+        folder.plan.write(folder.path)
+    if not begun:
+        folder.facts.write(folder.path)
+
+
+def _is_damaged(folder: Folder) -> bool:
+    """Whether the plan that an earlier run wrote cannot be read."""
+    try:
+        Plan.read(folder.path, folder.plan.corpus, folder.facts.max_length)
+    except ConfigError:
+        return True
+    return False
 
 
 def announce(folders: Sequence[Folder], target: DecoderConfig) -> str:

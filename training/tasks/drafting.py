@@ -7,7 +7,7 @@ from typing import Any
 from models.llama import Llama, TargetActivations
 from training.batches import Batch, conversations
 from training.config import TrainConfig
-from training.data import Corpus
+from training.corpus import Corpus
 from training.needs import Needs
 from training.progress import Meter
 

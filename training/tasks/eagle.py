@@ -14,7 +14,7 @@ from models.saving import save_eagle
 from training import masks
 from training.batches import Batch
 from training.config import TrainConfig
-from training.data import Corpus
+from training.corpus import Corpus
 from training.losses import Loss, Mean, smooth_l1
 from training.needs import Needs
 from training.rows import Padded

@@ -12,7 +12,7 @@ from models.saving import save_target
 from training import masks
 from training.batches import Batch
 from training.config import TrainConfig
-from training.data import Corpus
+from training.corpus import Corpus
 from training.losses import Loss, Mean
 from training.needs import Needs
 from training.tasks.drafting import DraftingTask

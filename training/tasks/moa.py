@@ -13,7 +13,7 @@ from models.saving import save_drafter
 from training import masks
 from training.batches import Batch
 from training.config import TrainConfig
-from training.data import Corpus
+from training.corpus import Corpus
 from training.forward import DraftForward
 from training.losses import Loss, draft_loss
 from training.needs import needs_of

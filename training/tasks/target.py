@@ -14,7 +14,7 @@ from models.llama import Llama
 from models.saving import save_target
 from training.batches import Batch, conversations
 from training.config import PretrainConfig
-from training.data import Corpus
+from training.corpus import Corpus
 from training.losses import Loss, Mean
 from training.progress import Meter
 from training.token_loss import token_loss

@@ -1,0 +1,37 @@
+"""Files that are on the disk, whole, or not there at all, whatever ends the program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+OLD = 3600.0
+"""Seconds after which nobody writes any more in a temporary folder that others may share: what is written there was made before."""
+
+
+def flush(path: Path) -> None:
+    """Wait until a file is on the disk; a rename may otherwise be there before what it names."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def workshop(parent: Path, prefix: str, *, shared: bool = True) -> Iterator[Path]:
+    """A new folder in ``parent``, gone at the end if it is still there, and what killed programs left under this ``prefix`` before.
+
+    Where ``parent`` is ``shared`` with other programs, only what is old.
+    """
+    for left in parent.glob(f"{prefix}*"):
+        # Another may have done the same by now.
+        if not shared or (left.exists() and time.time() - left.stat().st_mtime > OLD):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
