@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from models.architectures import ARCHITECTURES as ARCHITECTURES
+from models.architectures import SUPPORTED, architecture, sliding_window
 from models.errors import CheckpointError
+from models.reading import number, whole_number
 from models.rope import RopeConfig
-
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MOASpecLlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-
 
 COPYING_THETA = 1e6
 """Least RoPE base of new drafters that copy: with a small one only a few dimensions of a head can tell tokens apart from afar.
@@ -27,7 +21,11 @@ Measured with heads of 48 and texts of 1,024 tokens: docs/results/drafters.md, "
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder-only target: Llama 2/3, Mistral, Qwen2/2.5 or Qwen3."""
+    """A decoder-only target: Llama 2/3, Mistral, Qwen2/2.5 or Qwen3.
+
+    ``sliding_window`` is that of layers which would see less than all positions. We compute none: see ``check_window``. It is no
+    part of what names such a model, as nothing computed depends on it.
+    """
 
     architecture: str
     vocab_size: int
@@ -45,6 +43,7 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    sliding_window: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse sizes that there are not, and heads that do not divide."""
@@ -66,6 +65,15 @@ class DecoderConfig:
     def groups(self) -> int:
         """Query heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
+
+    def check_window(self, length: int | None = None) -> None:
+        """Raise CheckpointError where texts of ``length`` tokens, or any if it is not known, would outgrow a sliding window."""
+        window = self.sliding_window
+        if window is not None and (length is None or length > window):
+            raise CheckpointError(
+                f"sliding-window attention (sliding_window={window}) is not supported: serve texts that stay inside it with "
+                f"--max-model-len {window}, or, to export or train, set it to null in config.json if yours do"
+            )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
@@ -94,41 +102,41 @@ class DecoderConfig:
             "tie_word_embeddings": self.tie_word_embeddings,
             "attention_bias": self.output_bias,  # Qwen2's queries, keys and values have theirs unsaid
             "mlp_bias": self.mlp_bias,
+            # Unsaid, Mistral's is 4,096.
+            **({"sliding_window": self.sliding_window} if ARCHITECTURES.get(self.architecture) == "mistral" else {}),
         }
 
     @classmethod
     def _from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
-        names = config.get("architectures") or []
-        name = names if isinstance(names, str) else names[0] if names else None
+        name = architecture(config)
         if name not in ARCHITECTURES:
-            known = ", ".join(sorted(set(ARCHITECTURES) - {"MOASpecLlamaForCausalLM"}))
-            raise CheckpointError(f"architecture {name!r} is not supported; supported: {known}")
+            raise CheckpointError(f"architecture {name!r} is not supported; supported: {SUPPORTED}")
         family = ARCHITECTURES[name]
         if quantized := config.get("quantization_config") or config.get("compression_config"):
             how = quantized.get("quant_method", "unnamed") if isinstance(quantized, Mapping) else quantized
             raise CheckpointError(f"quantized weights ({how}) are not supported: use the checkpoint that they were made of")
         rope = RopeConfig.from_hf(config)
-        positions = max(int(config.get("max_position_embeddings", 2048)), rope.reach)
-        if (window := _sliding_window(config, family)) is not None and window < positions:
-            raise CheckpointError(
-                f"sliding-window attention (sliding_window={window}) is not supported: use a checkpoint without "
-                "it, or set sliding_window to null in config.json if your context stays below it"
-            )
+        positions = max(whole_number(config, "max_position_embeddings", 2048), rope.reach)
+        window = sliding_window(config, family)
         activation = config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise CheckpointError(f"hidden_act {activation!r} is not supported (silu is)")
-        heads, size = int(config["num_attention_heads"]), int(config["hidden_size"])
+        heads, size = whole_number(config, "num_attention_heads"), whole_number(config, "hidden_size")
+        kv_heads = whole_number(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads
+        head_dim = whole_number(config, "head_dim") if config.get("head_dim") else size // max(1, heads)
+        if family == "qwen3" and "head_dim" not in config:
+            head_dim = 128
         bias = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")  # the others' classes do not read it
         return cls(
             architecture=name,
-            vocab_size=int(config["vocab_size"]),
+            vocab_size=whole_number(config, "vocab_size"),
             hidden_size=size,
-            intermediate_size=int(config["intermediate_size"]),
-            num_layers=int(config["num_hidden_layers"]),
+            intermediate_size=whole_number(config, "intermediate_size"),
+            num_layers=whole_number(config, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim", 128 if family == "qwen3" else None) or size // heads),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=number(config, "rms_norm_eps", 1e-6),
             max_position_embeddings=positions,
             rope=rope,
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -136,21 +144,8 @@ class DecoderConfig:
             output_bias=bias,
             mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
             qk_norm=family == "qwen3",
+            sliding_window=window if window is not None and window < positions else None,
         )
-
-
-def _sliding_window(config: Mapping[str, Any], family: str) -> int | None:
-    """How many positions some layer sees, by the rules of transformers' classes; None: all."""
-    if family == "llama" or not (window := config.get("sliding_window", 4096)):
-        return None
-    if family == "mistral":
-        return int(window)
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        return int(window) if "sliding_attention" in kinds else None
-    if not config.get("use_sliding_window", False) or config.get("max_window_layers", 28) >= config["num_hidden_layers"]:
-        return None
-    return int(window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from models.config import ARCHITECTURES, DecoderConfig
 from models.errors import CheckpointError
 from models.gguf_tokenizer import GGUFVocabulary, read_vocabulary
-from models.loader import eos_token_ids, load_tokenizer, read_json, read_tensors, resolve_target
+from models.loader import eos_token_ids, load_tokenizer, read_tensors, resolve_target, target_config
 from models.rope import RopeConfig, frequencies
 
 if TYPE_CHECKING:
@@ -60,15 +60,13 @@ def export_gguf(model: str, out: Path, *, dtype: DType = "bfloat16", force: bool
     if out.exists() and not force:
         raise CheckpointError(f"--out {out} is there already: --force replaces it")
     folder = resolve_target(model)
-    raw = read_json(folder, "config.json")
-    if not raw:
-        raise CheckpointError(f"{folder} has no config.json")
-    config = DecoderConfig.from_hf(raw)
+    config = target_config(folder)
+    config.check_window()
     architecture = _architecture(config)
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
         raise CheckpointError(f"{folder} has no tokenizer, without which llama.cpp reads no model")
-    vocabulary = read_vocabulary(tokenizer, config.vocab_size, eos_token_ids(folder))
+    vocabulary = read_vocabulary(tokenizer, config.vocab_size, eos_token_ids(folder, tokenizer))
     tensors = dict(_tensors(read_tensors(folder), config, architecture))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

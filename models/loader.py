@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -17,23 +15,25 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from models.config import DecoderConfig, MoAConfig
 from models.eagle import Eagle, EagleConfig
 from models.errors import CheckpointError
+from models.hub import download
 from models.layers import Linear
 from models.llama import Llama
 from models.moa import MoA
-from models.published_layer import layer_state, take
+from models.published_layer import check_stored, decoder_state, layer_state, take
+from models.reading import json_object
 
 PRETRAINED = Path(__file__).parent / "pretrained"
 BUNDLED = {"target": PRETRAINED / "concierge", "drafter": PRETRAINED / "concierge-moa"}
 """Folders of the bundled pair."""
-
-STORED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""Types that weights are read from."""
 
 SAMPLED = 64
 """Numbers of each weight that are looked at: where training has diverged none of them is finite."""
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 """Files that a tokenizer's tokens are in."""
+
+PICKLED = ("pytorch_model*.bin", "model*.bin", "model*.pt", "*.pth")
+"""Files of weights that are never read; what trainers leave behind (training_args.bin, optimizer.pt) is none."""
 
 MOA_EXTRAS = {"block": "draft_block", "entry": "entry", "output_norm": "output_norm"}
 MOA_LAYERS = {"lsa": "layer_self_attention", "sa": "self_attention", "ca": "cross_attention"}
@@ -42,45 +42,57 @@ MOA_LAYERS = {"lsa": "layer_self_attention", "sa": "self_attention", "ca": "cros
 _Network = TypeVar("_Network", bound=nn.Module)
 
 
-def resolve(path_or_id: str | Path) -> Path:
-    """A local folder as it is; anything else is a hub id, whose safetensors, configs and tokenizer are downloaded once."""
-    folder = Path(path_or_id)
+def resolve(path_or_id: str | Path, check: Callable[[dict[str, Any]], object] = lambda raw: None) -> Path:
+    """A local folder as it is; anything else is a hub id, whose safetensors, configs and tokenizer are downloaded once.
+
+    ``check`` is shown what a config.json holds before its weights are downloaded, and raises what is to be raised.
+    """
+    folder = Path(path_or_id).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        if folder.suffix == ".gguf":
+            raise CheckpointError(f"{folder} is a GGUF file, which is not read: name the folder of the safetensors it was made of")
+        raise CheckpointError(f"{folder} is a file: name the folder of the checkpoint")
     if str(path_or_id).startswith((".", "/", "~")) or str(path_or_id).count("/") != 1:
         raise CheckpointError(f"no folder {str(path_or_id)!r} (a hub id looks like 'owner/name')")
-    try:
-        return Path(
-            snapshot_download(str(path_or_id), allow_patterns=["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt"])
-        )
-    except Exception as error:
-        raise CheckpointError(f"cannot download {str(path_or_id)!r} from the hub: {error}") from error
+    return download(str(path_or_id), check)
 
 
-def resolve_target(name: str) -> Path:
+def resolve_target(name: str, check: Callable[[dict[str, Any]], object] = DecoderConfig.from_hf) -> Path:
     """As ``resolve``; 'bundled' is the target that comes with the package."""
-    return BUNDLED["target"] if name == "bundled" else resolve(name)
+    return BUNDLED["target"] if name == "bundled" else resolve(name, check)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object in a checkpoint folder; {} when the file is absent."""
     path = folder / name
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
-    return content
+    return json_object(path) if path.exists() else {}
 
 
-def eos_token_ids(folder: Path) -> frozenset[int]:
-    """The tokens that end a text, by generation_config.json or else config.json; empty when neither says.
+def read_config(folder: Path) -> dict[str, Any]:
+    """A checkpoint's config.json; raises CheckpointError where there is none, saying what the folder holds instead."""
+    if raw := read_json(folder, "config.json"):
+        return raw
+    raise CheckpointError(_other_kind(folder) or f"{folder} has no config.json")
 
-    Ids that the model has not are left out: no text could end with them.
+
+def _other_kind(folder: Path) -> str | None:
+    """What a folder is that lacks a checkpoint's files, where that can be told."""
+    if (folder / "adapter_config.json").exists():
+        return f"{folder} is a LoRA adapter (adapter_config.json): merge it into the model that it was made for, and save that"
+    if any(folder.glob("*.gguf")):
+        return f"{folder} holds a GGUF file, which is not read: name the folder of the safetensors it was made of"
+    return None
+
+
+def eos_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
+    """The tokens that end a text: those of generation_config.json or else config.json, and the tokenizer's own.
+
+    Fine-tunes often say theirs in the tokenizer alone, and the base model's in the other files. ``tokenizer`` is the folder's,
+    where it has been loaded already. Ids that the model has not are left out: no text could end with them.
     """
+    ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         told = read_json(folder, name).get("eos_token_id")
         if told is None:
@@ -88,9 +100,15 @@ def eos_token_ids(folder: Path) -> frozenset[int]:
         ids = told if isinstance(told, list) else [told]
         if not all(isinstance(each, int) for each in ids):
             raise CheckpointError(f"{folder / name}: eos_token_id must be a token's id or a list of such, it is {told!r}")
-        size = read_json(folder, "config.json").get("vocab_size")
-        return frozenset(each for each in ids if each >= 0 and (not isinstance(size, int) or each < size))
-    return frozenset()
+        break
+    if tokenizer is None:
+        tokenizer = load_tokenizer(folder)
+    own = None if tokenizer is None else tokenizer.eos_token_id
+    # A tokenizer that lacks the token it names gives the unknown one's id.
+    if tokenizer is not None and isinstance(own, int) and tokenizer.convert_ids_to_tokens(own) == str(tokenizer.eos_token):
+        ids = [*ids, own]
+    size = read_json(folder, "config.json").get("vocab_size")
+    return frozenset(each for each in ids if each >= 0 and (not isinstance(size, int) or each < size))
 
 
 def tensor_files(folder: Path) -> list[Path]:
@@ -102,9 +120,9 @@ def tensor_files(folder: Path) -> list[Path]:
     names = sorted(set(places.values()))
     for name in names:
         if not name.endswith(".safetensors") or not (folder / name).exists():
-            if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+            if not any(folder.glob("*.safetensors")) and any(any(folder.glob(each)) for each in PICKLED):
                 raise CheckpointError(f"{folder} holds pickled weights only; convert them to safetensors, pickles are never loaded")
-            raise CheckpointError(f"{folder} has no {name}")
+            raise CheckpointError(_other_kind(folder) or f"{folder} has no {name}: fetch it again")
     return [folder / name for name in names]
 
 
@@ -148,11 +166,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
 
 def target_config(path_or_id: str | Path) -> DecoderConfig:
     """A target's sizes; raises CheckpointError where there are none or they are not supported."""
-    folder = resolve_target(str(path_or_id))
-    raw = read_json(folder, "config.json")
-    if not raw:
-        raise CheckpointError(f"{folder} has no config.json")
-    return DecoderConfig.from_hf(raw)
+    return DecoderConfig.from_hf(read_config(resolve_target(str(path_or_id))))
 
 
 def load_target(
@@ -160,10 +174,28 @@ def load_target(
 ) -> tuple[Llama, PreTrainedTokenizerBase | None]:
     """Load a target and its tokenizer; raises CheckpointError saying what is missing or unsupported.
 
+    ``last_layers`` as in ``load_decoder``.
+    """
+    folder = resolve_target(str(path_or_id))
+    config = target_config(folder)
+    config.check_window()
+    tokenizer = load_tokenizer(folder)
+    return load_decoder(folder, config, dtype=dtype, device=device, last_layers=last_layers), tokenizer
+
+
+def load_decoder(
+    folder: Path,
+    config: DecoderConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    last_layers: int | None = None,
+) -> Llama:
+    """Load a target's weights, of sizes ``config``; raises CheckpointError where one is missing or does not fit.
+
     With ``last_layers`` only so many layers are read besides embeddings, final norm and LM head, which is what a drafter borrows;
     those before them have no weights (they are on the meta device).
     """
-    folder, config = resolve_target(str(path_or_id)), target_config(path_or_id)
     first = 0 if last_layers is None else config.num_layers - last_layers
     with torch.device("meta"):
         model = Llama(config)
@@ -173,16 +205,15 @@ def load_target(
         model.tie_embeddings()  # each has memory of its own
     absent = tuple(f"model.layers.{index}." for index in range(first))
     tensors = read_tensors(folder, (lambda name: not name.startswith(absent)) if absent else None)
-    state = _decoder_state(tensors, config, first)
-    fill(model, state, folder)
-    return model.eval().requires_grad_(False), load_tokenizer(folder)
+    fill(model, decoder_state(tensors, config, first, folder), folder)
+    return model.eval().requires_grad_(False)
 
 
 def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> MoA:
     """Load a MoA drafter in the authors' layout for a target of the given sizes."""
     folder = resolve(path_or_id)
     raw = read_json(folder, "config.json")
-    _check_made_for(raw, target, folder)
+    check_made_for(raw, target, folder)
     config = MoAConfig.from_hf(raw, target)
     model = empty(lambda: MoA(config), dtype, device)
     tensors = {_plain_name(name): tensor for name, tensor in read_tensors(folder).items()}
@@ -207,7 +238,7 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
 def load_eagle(folder: Path, target: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Eagle:
     """Load an EAGLE drafter that ``save_eagle`` wrote."""
     raw = read_json(folder, "config.json")
-    _check_made_for(raw, target, folder)
+    check_made_for(raw, target, folder)
     config = EagleConfig.from_hf(raw, target)
     model = empty(lambda: Eagle(config), dtype, device)
     tensors = read_tensors(folder)
@@ -217,7 +248,8 @@ def load_eagle(folder: Path, target: DecoderConfig, *, dtype: torch.dtype, devic
     return model.eval().requires_grad_(False)
 
 
-def _check_made_for(raw: Mapping[str, Any], target: DecoderConfig, folder: Path) -> None:
+def check_made_for(raw: Mapping[str, Any], target: DecoderConfig, folder: Path) -> None:
+    """Raise CheckpointError where a drafter's config.json tells of another target's sizes."""
     for key, expected in (("hidden_size", target.hidden_size), ("num_hidden_layers", target.num_layers)):
         if raw.get(key, expected) != expected:
             raise CheckpointError(f"the drafter in {folder} was made for a target with {key}={raw[key]}, this one has {expected}")
@@ -267,41 +299,7 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
                 raise CheckpointError(
                     f"{folder}: {name} has shape {tuple(state[name].shape)}, the config asks for {tuple(parameter.shape)}"
                 )
-            if state[name].dtype not in STORED:
-                raise CheckpointError(
-                    f"{folder}: {name} is stored as {state[name].dtype}: quantized weights are not supported, use the "
-                    "checkpoint that they were made of"
-                )
+            check_stored(name, state[name])
             parameter.copy_(state[name])
             if not parameter.view(-1)[:SAMPLED].isfinite().all():
                 raise CheckpointError(f"{folder}: {name} is not finite: the file is damaged, or its training has diverged")
-
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def ends(config: DecoderConfig) -> dict[str, str]:
-    """Our names of a target's weights outside of its layers, and the checkpoint's."""
-    head = EMBEDDING if config.tie_word_embeddings else HEAD
-    return {"embedding.weight": EMBEDDING, "norm.weight": "model.norm.weight", "lm_head.weight": head}
-
-
-def check_head(tensors: Mapping[str, Tensor], config: DecoderConfig) -> None:
-    """Raise CheckpointError where the embedding is said to be the LM head, and the weights have another."""
-    if not config.tie_word_embeddings or HEAD not in tensors or EMBEDDING not in tensors:
-        return
-    if not torch.equal(tensors[EMBEDDING], tensors[HEAD]):
-        raise CheckpointError(
-            f"config.json says tie_word_embeddings, and {HEAD} is not {EMBEDDING}: set it to false if the head is one of its own"
-        )
-
-
-def _decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig, first_layer: int) -> dict[str, Tensor]:
-    check_head(tensors, config)
-    state = {name: take(tensors, theirs) for name, theirs in ends(config).items()}
-    with torch.device("meta"):
-        shape = Llama(config).borrowed(0)[0]
-    for index in range(first_layer, config.num_layers):
-        layer = layer_state(tensors, f"model.layers.{index}.", shape)
-        state.update({f"layers.{index}.{name}": value for name, value in layer.items()})
-    return state

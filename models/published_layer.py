@@ -1,22 +1,75 @@
-"""A decoder layer as checkpoints have it <-> ours: projections fused, and query heads group-major."""
+"""A target's weights as checkpoints have them <-> ours: projections fused, and query heads group-major."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from models.config import DecoderConfig
 from models.errors import CheckpointError
 from models.layers import DecoderLayer
+from models.llama import Llama
+
+STORED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Types that weights are read from."""
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def take(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """A tensor of a checkpoint; raises CheckpointError where there is none."""
+    """A weight of a checkpoint; raises CheckpointError where there is none, or one that is quantized.
+
+    It is looked at before anything is joined: joined with floats, int8 numbers would pass for weights.
+    """
     try:
-        return tensors[name]
+        tensor = tensors[name]
     except KeyError:
         raise CheckpointError(f"the checkpoint has no tensor {name!r}") from None
+    check_stored(name, tensor)
+    return tensor
+
+
+def check_stored(name: str, tensor: Tensor) -> None:
+    """Raise CheckpointError where a weight's numbers mean nothing without scales, which we do not read."""
+    if tensor.dtype not in STORED:
+        raise CheckpointError(
+            f"{name} is stored as {tensor.dtype}: quantized weights are not supported, use the checkpoint that they were made of"
+        )
+
+
+def ends(config: DecoderConfig) -> dict[str, str]:
+    """Our names of a target's weights outside of its layers, and the checkpoint's."""
+    head = EMBEDDING if config.tie_word_embeddings else HEAD
+    return {"embedding.weight": EMBEDDING, "norm.weight": "model.norm.weight", "lm_head.weight": head}
+
+
+def check_head(tensors: Mapping[str, Tensor], config: DecoderConfig, folder: Path) -> None:
+    """Raise CheckpointError where the LM head is not what the config says: the embedding, or one of its own."""
+    if not config.tie_word_embeddings and HEAD not in tensors:
+        raise CheckpointError(
+            f"{folder} has no {HEAD}: set tie_word_embeddings in config.json if the embedding is the head, else fetch it again"
+        )
+    if not config.tie_word_embeddings or HEAD not in tensors or EMBEDDING not in tensors:
+        return
+    if not torch.equal(tensors[EMBEDDING], tensors[HEAD]):
+        raise CheckpointError(
+            f"config.json says tie_word_embeddings, and {HEAD} is not {EMBEDDING}: set it to false if the head is one of its own"
+        )
+
+
+def decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig, first_layer: int, folder: Path) -> dict[str, Tensor]:
+    """A published target, from ``first_layer`` on, -> ours."""
+    check_head(tensors, config, folder)
+    state = {name: take(tensors, theirs) for name, theirs in ends(config).items()}
+    with torch.device("meta"):
+        shape = Llama(config).borrowed(0)[0]
+    for index in range(first_layer, config.num_layers):
+        layer = layer_state(tensors, f"model.layers.{index}.", shape)
+        state.update({f"layers.{index}.{name}": value for name, value in layer.items()})
+    return state
 
 
 def layer_state(tensors: Mapping[str, Tensor], prefix: str, layer: DecoderLayer) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from models.errors import CheckpointError
+from models.reading import mapping, number, whole_number
 
 _SETTINGS = {
     "default": (),
@@ -22,6 +23,9 @@ _SETTINGS = {
     "yarn": ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "original_max_position_embeddings"),
 }
 """What each kind has besides its base, as checkpoints name it."""
+
+_NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+"""What there is no default of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,19 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Refuse numbers by which nothing can turn."""
+        told = {"rope_theta": self.theta} | {name: getattr(self, name) for name in _SETTINGS[self.kind] if name != "truncate"}
+        for name, value in told.items():
+            if not (math.isfinite(value) and value > 0):
+                raise CheckpointError(f"{name} is {value}, and must be above 0")
+        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise CheckpointError(
+                f"high_freq_factor is {self.high_freq_factor}, and must be above low_freq_factor ({self.low_freq_factor})"
+            )
+        if self.kind == "yarn" and self.theta <= 1:
+            raise CheckpointError(f"rope_theta is {self.theta}, and must be above 1 with rope type 'yarn'")
+
     @property
     def reach(self) -> int:
         """Positions that a stretching of the context promises; 0 where checkpoints say it elsewhere."""
@@ -53,7 +70,7 @@ class RopeConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RopeConfig:
         """Read ``rope_theta`` and ``rope_scaling`` (transformers 4) or ``rope_parameters`` (transformers 5)."""
-        scaling, parameters = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
+        scaling, parameters = mapping(config, "rope_scaling"), mapping(config, "rope_parameters")
         # Whoever adds a scaling to a checkpoint of transformers 5 finds rope_parameters there, which say that there is none.
         given: dict[str, Any] = {"rope_theta": parameters["rope_theta"]} if "rope_theta" in parameters else {}
         given |= scaling or parameters
@@ -63,20 +80,22 @@ class RopeConfig:
             raise CheckpointError(f"rope type {kind!r} is not supported ({', '.join(others)} and {last} are)")
         if (share := given.get("partial_rotary_factor", config.get("partial_rotary_factor"))) not in (None, 1):
             raise CheckpointError(f"partial_rotary_factor={share} is not supported: all dimensions of a head must turn")
-        positions = config.get("max_position_embeddings", 2048)
-        told = {name: given[name] for name in _SETTINGS[kind] if given.get(name) is not None}
+        positions = whole_number(config, "max_position_embeddings", 2048)
+        told = {name: _setting(given, name) for name in _SETTINGS[kind] if given.get(name) is not None}
         if "original_max_position_embeddings" in _SETTINGS[kind]:
             told.setdefault("original_max_position_embeddings", positions)
-            if original := config.get("original_max_position_embeddings"):
-                told["original_max_position_embeddings"] = original
+            if config.get("original_max_position_embeddings"):
+                told["original_max_position_embeddings"] = _setting(config, "original_max_position_embeddings")
         if kind == "yarn":  # null and 0 are read as transformers reads them
             told = {name: value for name, value in told.items() if value} | {"truncate": bool(given.get("truncate", True))}
+            told.setdefault("original_max_position_embeddings", positions)
             told.setdefault("factor", positions / told["original_max_position_embeddings"])
             told.setdefault("attention_factor", _attention_factor(told["factor"], given))
-        elif kind != "default":
-            told["factor"] = given["factor"]
-        theta = given.get("rope_theta", config.get("rope_theta", cls().theta))
-        return cls(float(theta), kind, **{name: type(getattr(cls(), name))(value) for name, value in told.items()})
+        else:
+            for name in _NEEDED.get(kind, ()):
+                told[name] = number(given, name)
+        theta = number(given if "rope_theta" in given else config, "rope_theta", cls().theta)
+        return cls(theta, kind, **told)
 
     def to_hf(self) -> dict[str, Any]:
         """The keys that ``from_hf`` reads, as transformers 4 has them."""
@@ -84,6 +103,13 @@ class RopeConfig:
             return {"rope_theta": self.theta}
         scaling = {name: getattr(self, name) for name in _SETTINGS[self.kind]}
         return {"rope_theta": self.theta, "rope_scaling": {"rope_type": self.kind, **scaling}}
+
+
+def _setting(given: Mapping[str, Any], name: str) -> Any:
+    """A number of ``_SETTINGS``, or whether to truncate, as RopeConfig has it."""
+    if name == "truncate":
+        return bool(given[name])
+    return whole_number(given, name) if name == "original_max_position_embeddings" else number(given, name)
 
 
 def _attention_factor(factor: float, given: Mapping[str, Any]) -> float:

@@ -21,9 +21,9 @@ from models.digest import WeightSample, sample_places
 from models.kv_cache import BlockPool, KVCache, KVWindow, heads_of
 from models.layers import DecoderLayer, Linear
 from models.llama import Llama
-from models.loader import check_head, empty, ends, fill, optimize_for_inference, target_config
+from models.loader import empty, fill, optimize_for_inference, target_config
 from models.orders import Orders, gathered
-from models.published_layer import layer_state, take
+from models.published_layer import check_head, ends, layer_state, take
 from models.sharded_cache import LeadingCache
 from models.sharding import Layout, Part, ShardedTensors, layout_of, own_places, sharded, vocabulary_part
 
@@ -213,7 +213,7 @@ def load_leading(folder: Path, size: int, *, dtype: torch.dtype, device: torch.d
         model.tie_embeddings()  # each has memory of its own
     tensors = ShardedTensors(folder, Part(0, size))
     try:
-        check_head(tensors, config)
+        check_head(tensors, config, folder)
         for ours, theirs in ends(config).items():
             module, _, name = ours.rpartition(".")
             fill(model.get_submodule(module), {name: take(tensors, theirs)}, folder)

@@ -105,6 +105,10 @@ class ShardedTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._files)
 
+    def __contains__(self, name: object) -> bool:
+        """Nothing is read for it, as Mapping would."""
+        return name in self._files
+
     def __getitem__(self, name: str) -> Tensor:
         placement = PLACEMENTS.get(".".join(name.split(".")[-2:]), Replicate())
         file = self._files[name]

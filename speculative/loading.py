@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from models.config import ARCHITECTURES, is_moa
+from models.config import DecoderConfig
 from models.digest import digest_samples, weight_samples
-from models.eagle import ARCHITECTURE as EAGLE
 from models.errors import CheckpointError
 from models.llama import Llama
-from models.loader import BUNDLED as BUNDLED_FOLDERS
 from models.loader import (
     eos_token_ids,
+    load_decoder,
     load_drafter,
     load_eagle,
-    load_target,
     load_tokenizer,
     optimize_for_inference,
     read_json,
-    resolve,
     resolve_target,
+    target_config,
 )
 from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
@@ -47,6 +44,7 @@ from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError, EngineLostError, InvalidRequestError
+from speculative.found_drafter import FoundDrafter, find_drafter, load_independent
 from speculative.memory_measuring import keep_few_kernels, memory_needs, resident_bytes
 from speculative.packages import or_uncompiled
 from speculative.placement import engine_compiles, engine_dtype, torch_device
@@ -111,7 +109,15 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    device, folder = torch_device(config.device), resolve_target(config.model)
+    # Whatever can be told without weights is, before they are downloaded or read.
+    device = torch_device(config.device)
+    folder = resolve_target(config.model, lambda raw: text_length(config, DecoderConfig.from_hf(raw)))
+    sizes = target_config(folder)
+    length = text_length(config, sizes)
+    defaults = default_sampling(read_json(folder, "generation_config.json"))
+    tokenizer = load_tokenizer(folder)
+    ends = eos_token_ids(folder, tokenizer)
+    found = find_drafter(config, sizes, tokenizer, length)
     dtype = engine_dtype(config, folder, device)
     ranks: Ranks | None = None
     if config.tensor_parallel_size > 1:
@@ -122,32 +128,20 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
         if failed is not None:
             failed.callback(ranks.close)
         target: Llama = load_shared(folder, ranks, dtype, device)
-        tokenizer = load_tokenizer(folder)
     else:
-        target, tokenizer = load_target(folder, dtype=dtype, device=device)
-    length = config.max_model_len or target.config.max_position_embeddings
-    if length > target.config.max_position_embeddings:
-        raise EngineLoadError(
-            f"max_model_len={length} exceeds the model's {target.config.max_position_embeddings} positions; lower --max-model-len"
-        )
+        target = load_decoder(folder, sizes, dtype=dtype, device=device)
     adaptive = config.draft_policy == "adaptive"
     reach = config.draft_min_reach if config.draft_min_reach is not None else 0.0 if adaptive else FIXED_REACH
     shape = DraftShape(config.draft_depth, config.draft_breadth, config.draft_nodes, reach, config.draft_temperature)
-    make_drafter, drafter_name, network = _drafter(config, target, shape)
-    if config.draft_window and drafter_name not in ("moa", "eagle"):
-        raise EngineLoadError(
-            f"--draft-window {config.draft_window}: only MoA and EAGLE drafters can leave out a prompt's beginning "
-            f"(drafter: {drafter_name})"
-        )
-    generation = read_json(folder, "generation_config.json")
+    make_drafter, network = _drafter(config, found, target, shape)
     info = ModelInfo(
         name=folder.name if config.model == BUNDLED else config.model.rstrip("/").rsplit("/", 1)[-1],
         max_model_len=length,
-        vocab_size=target.config.vocab_size,
+        vocab_size=sizes.vocab_size,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        drafter=drafter_name,
-        default_sampling=default_sampling(generation),
+        drafter=found.kind,
+        default_sampling=defaults,
         created=int(time.time()),
         fingerprint=_fingerprint(target, network),
         pair=pair_fingerprint(target, network),
@@ -167,7 +161,7 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
             prefill_chunk=config.prefill_chunk,
             prefix_cache_tokens=kept if limit is None else 0,
             remote_tree_nodes=config.remote_tree_nodes,
-            eos_token_ids=eos_token_ids(folder),
+            eos_token_ids=ends,
         )
         compiled = engine_compiles(config, target, target.device, engine.taps)
         needs = memory_needs(engine, network, resident, compiled=compiled)
@@ -186,6 +180,16 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
     engine.info = replace(engine.info, memory=plan.parts)
     engine.ranks = ranks
     return engine
+
+
+def text_length(config: EngineConfig, sizes: DecoderConfig) -> int:
+    """The longest text that is served; raises EngineLoadError, CheckpointError where the model does not reach so far."""
+    positions = sizes.max_position_embeddings
+    length = config.max_model_len or positions
+    if length > positions:
+        raise EngineLoadError(f"max_model_len={length} exceeds the model's {positions} positions; lower --max-model-len")
+    sizes.check_window(length)
+    return length
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -231,34 +235,24 @@ def _weights_digest(networks: list[nn.Module], dtype: torch.dtype | None = None)
 MakeDrafter = Callable[[int, int], Drafter]
 
 
-def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[MakeDrafter | None, str, nn.Module | None]:
-    """What makes the drafter (given slots and context length), its name and its network."""
-    choice = config.drafter
-    if choice == "auto":
-        choice = str(BUNDLED_FOLDERS["drafter"]) if config.model == BUNDLED else "ngram"
-    if choice == "none":
-        return None, "none", None
-    if choice == "ngram":
-        return lambda slots, length: PredictionDrafter(GrammarDrafter(NgramDrafter())), "ngram", None
-    folder, lookup = resolve(choice), config.draft_lookup
-    raw = read_json(folder, "config.json")
-    architecture = (raw.get("architectures") or [""])[0]
+def _drafter(
+    config: EngineConfig, found: FoundDrafter, target: Llama, shape: DraftShape
+) -> tuple[MakeDrafter | None, nn.Module | None]:
+    """What makes the drafter that was found (given slots and context length), and its network."""
+    folder, lookup = found.folder, config.draft_lookup
+    if folder is None:
+        return (None if found.kind == "none" else lambda slots, length: PredictionDrafter(GrammarDrafter(NgramDrafter()))), None
     # Draft levels have a handful of rows: on a CPU, uncompiled float32 products of that size take half the time of bfloat16 ones.
     small = target.dtype if target.device.type != "cpu" else torch.float32
-    if architecture == EAGLE:
+    if found.kind == "eagle":
         eagle = load_eagle(folder, target.config, dtype=small, device=target.device)
         return (
             lambda slots, length: with_text(EagleDrafter(eagle, target, slots, length, shape, config.draft_window or None), lookup),
-            "eagle",
             eagle,
         )
-    if architecture in ARCHITECTURES and not is_moa(raw):
-        model = _independent(folder, target, small)
-        return (
-            lambda slots, length: with_text(IndependentDrafter(model, slots, length, shape), lookup),
-            "independent",
-            model,
-        )
+    if found.kind == "independent":
+        model = load_independent(found, target.config, dtype=small, device=target.device)
+        return lambda slots, length: with_text(IndependentDrafter(model, slots, length, shape), lookup), model
     dtype = target.dtype if engine_compiles(config, target, target.device) else small
     moa = load_drafter(folder, target.config, dtype=dtype, device=target.device)
 
@@ -266,7 +260,7 @@ def _drafter(config: EngineConfig, target: Llama, shape: DraftShape) -> tuple[Ma
         window, sent = moa_windows(config.draft_window, target.device, length)
         return with_text(MoADrafter(moa, target, slots, length, shape, window, sent), lookup)
 
-    return make, "moa", moa
+    return make, moa
 
 
 def moa_windows(chosen: int | None, device: torch.device, length: int) -> tuple[int | None, int | None]:
@@ -281,16 +275,6 @@ def moa_windows(chosen: int | None, device: torch.device, length: int) -> tuple[
     return (MOA_WINDOW if device.type == "cpu" else length), MOA_WINDOW
 
 
-def _independent(folder: Path, target: Llama, dtype: torch.dtype) -> Llama:
-    model, _ = load_target(folder, dtype=dtype, device=target.device)
-    if model.config.vocab_size != target.config.vocab_size:
-        raise EngineLoadError(
-            f"--drafter {folder} has {model.config.vocab_size} tokens and the model {target.config.vocab_size}: a drafter must "
-            "share its target's tokenizer"
-        )
-    return model
-
-
 def with_text(drafter: Drafter, lookup: int) -> Drafter:
     """A drafter that is asked where neither a prediction, nor a grammar, nor the text itself says what comes next."""
     return PredictionDrafter(GrammarDrafter(LookupDrafter(drafter, lookup) if lookup else drafter))
@@ -300,9 +284,12 @@ SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a model's generation_config.json may say of sampling, as far as we honour it."""
 
 
-def default_sampling(generation: dict[str, Any]) -> dict[str, Any]:
+def default_sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
     """What a generation_config.json says of sampling, under our names; raises EngineLoadError for what no sampling can be."""
     defaults = {key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None}
+    for key, value in defaults.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise EngineLoadError(f"generation_config.json: {key} is {value!r}, and must be a number; correct it or take it away")
     if generation.get("do_sample") is False:
         defaults["temperature"] = 0.0
     if defaults.get("top_k") == -1:

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from models.config import DecoderConfig
 from models.errors import CheckpointError
-from models.loader import eos_token_ids, load_target, load_tokenizer
+from models.loader import eos_token_ids, load_target, load_tokenizer, resolve
 from models.rope import RopeConfig
 
 ROOT = Path(__file__).parents[2]
@@ -66,8 +68,13 @@ def test_unknown_architectures_are_refused_by_name(checkpoint: Callable[..., Pat
     refuse(checkpoint(changed(architectures=[name])), name)
 
 
-def test_a_config_without_an_architecture_is_refused(checkpoint: Callable[..., Path]) -> None:
-    refuse(checkpoint(changed(architectures=None)), "architecture")
+@pytest.mark.parametrize("absent", [..., None, []])
+def test_a_config_without_an_architecture_is_read_by_its_model_type(absent: Any) -> None:
+    assert DecoderConfig.from_hf(changed(architectures=absent)).architecture == "LlamaForCausalLM"
+    assert DecoderConfig.from_hf(changed(architectures=absent, model_type="qwen3")).qk_norm
+    for other in (..., "gpt2"):
+        with pytest.raises(CheckpointError, match=r"config\.json has no 'architectures'"):
+            DecoderConfig.from_hf(changed(architectures=absent, model_type=other))
 
 
 def test_a_sliding_window_in_use_is_refused(checkpoint: Callable[..., Path]) -> None:
@@ -76,8 +83,25 @@ def test_a_sliding_window_in_use_is_refused(checkpoint: Callable[..., Path]) -> 
 
 @pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 def test_a_sliding_window_that_qwen_uses_is_refused(name: str) -> None:
+    sizes = DecoderConfig.from_hf(changed(architectures=[name], sliding_window=64, use_sliding_window=True, max_window_layers=2))
     with pytest.raises(CheckpointError, match="sliding"):
-        DecoderConfig.from_hf(changed(architectures=[name], sliding_window=64, use_sliding_window=True, max_window_layers=2))
+        sizes.check_window()
+
+
+def test_texts_inside_a_sliding_window_are_computed() -> None:
+    sizes = DecoderConfig.from_hf(changed(architectures=["MistralForCausalLM"], sliding_window=64))
+    sizes.check_window(64)
+    for length in (65, None):
+        with pytest.raises(CheckpointError, match="--max-model-len 64"):
+            sizes.check_window(length)
+
+
+def test_sizes_are_written_as_they_are_read() -> None:
+    for window in (None, 64):
+        sizes = DecoderConfig.from_hf(
+            changed(architectures=["MistralForCausalLM"], sliding_window=window, max_position_embeddings=8192)
+        )
+        assert DecoderConfig.from_hf(sizes.to_hf()) == sizes
 
 
 @pytest.mark.parametrize(
@@ -92,7 +116,7 @@ def test_a_sliding_window_that_qwen_uses_is_refused(name: str) -> None:
     ids=["null", "as long as the context", "switched off", "in no layer", "of a class that has none"],
 )
 def test_a_sliding_window_that_changes_nothing_is_accepted(config: dict[str, Any]) -> None:
-    assert DecoderConfig.from_hf(config).num_layers == 4
+    DecoderConfig.from_hf(config).check_window()
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -145,9 +169,25 @@ def test_a_scaling_that_was_added_to_a_newer_checkpoint_counts() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rope_parameters": ..., "rope_theta": None}, "of no use"),
-        ({"rope_parameters": ..., "rope_scaling": "linear"}, "of no use"),
-        ({"vocab_size": "many"}, "of no use"),
+        ({"rope_theta": None}, "of no use: rope_theta is null"),
+        ({"rope_scaling": "linear"}, 'of no use: rope_scaling is "linear", and must be an object'),
+        ({"vocab_size": "many"}, 'of no use: vocab_size is "many", and must be a whole number'),
+        ({"rms_norm_eps": None}, "of no use: rms_norm_eps is null, and must be a number"),
+        ({"num_attention_heads": None}, "of no use: num_attention_heads is null"),
+        ({"hidden_size": [48]}, r"of no use: hidden_size is \[48\]"),
+        ({"num_hidden_layers": 2.5}, "of no use: num_hidden_layers is 2.5"),
+        ({"rope_theta": 0}, "rope_theta is 0.0, and must be above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0.0, and must be above 0"),
+        ({"rope_scaling": {"type": "linear"}}, "no 'factor'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1}, "rope_theta is 1.0, and must be above 1"),
+        ({"rope_scaling": {"type": "yarn", "factor": "2"}}, 'of no use: factor is "2"'),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": -1}}, "beta_fast is -1.0"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8}}, "no 'low_freq_factor'"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 1}}, "no 'high_freq_factor'"),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+            "high_freq_factor is 4.0, and must be above low_freq_factor",
+        ),
         ({"num_attention_heads": 0}, "num_heads is 0"),
         ({"num_hidden_layers": 0}, "num_layers is 0"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
@@ -162,10 +202,12 @@ def test_configs_of_no_use_are_refused(changes: dict[str, Any], said: str) -> No
         DecoderConfig.from_hf(changed(**changes))
 
 
+@pytest.mark.parametrize("part", ["mlp.down_proj", "self_attn.q_proj", "mlp.up_proj"])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_quantized_weights_are_not_cast(checkpoint: Callable[..., Path], dtype: torch.dtype) -> None:
-    name = "model.layers.1.mlp.down_proj.weight"
-    refuse(checkpoint(**{name: load_file(TARGET / "model.safetensors")[name].to(dtype)}), "quantized weights")
+def test_quantized_weights_are_not_cast(checkpoint: Callable[..., Path], dtype: torch.dtype, part: str) -> None:
+    name = f"model.layers.1.{part}.weight"
+    folder = checkpoint(**{name: load_file(TARGET / "model.safetensors")[name].to(dtype)})
+    refuse(folder, rf"{part}\.weight is stored as {dtype}: quantized weights")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -184,9 +226,9 @@ def test_a_head_of_its_own_is_not_taken_for_the_embedding(checkpoint: Callable[.
 def test_yarn_reaches_past_a_window() -> None:
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     config = changed(architectures=["MistralForCausalLM"], sliding_window=64, max_position_embeddings=64)
-    assert DecoderConfig.from_hf(config)
+    DecoderConfig.from_hf(config).check_window()
     with pytest.raises(CheckpointError, match="sliding_window=64"):
-        DecoderConfig.from_hf(config | {"rope_scaling": yarn})
+        DecoderConfig.from_hf(config | {"rope_scaling": yarn}).check_window()
 
 
 @pytest.mark.parametrize("told", ["1", [[1, 3]], 1.5])
@@ -197,6 +239,32 @@ def test_ends_that_are_no_tokens_are_refused(checkpoint: Callable[..., Path], to
 
 def test_ends_that_the_model_has_not_are_left_out(checkpoint: Callable[..., Path]) -> None:
     assert eos_token_ids(checkpoint(changed(eos_token_id=[-1, 5, 100_000]))) == {5}
+
+
+def with_end(folder: Path, end: str | None) -> Path:
+    """A tokenizer of three tokens, the last two of which may end texts."""
+    tokenizer = Tokenizer(WordLevel({"a": 0, "<|endoftext|>": 1, "<|im_end|>": 2}, unk_token="a"))
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("end", "expected"), [("<|im_end|>", {1, 2}), ("<|endoftext|>", {1}), (None, {1})])
+def test_the_tokenizers_end_ends_texts_besides_the_models(
+    checkpoint: Callable[..., Path], end: str | None, expected: set[int]
+) -> None:
+    folder = with_end(checkpoint(changed(eos_token_id=1)), end)
+    assert eos_token_ids(folder) == eos_token_ids(folder, load_tokenizer(folder)) == expected
+
+
+def test_the_tokenizers_end_is_enough(checkpoint: Callable[..., Path]) -> None:
+    assert eos_token_ids(with_end(checkpoint(changed(eos_token_id=...)), "<|im_end|>")) == {2}
+
+
+def test_an_end_that_the_tokenizer_added_beyond_the_model_is_left_out(checkpoint: Callable[..., Path]) -> None:
+    folder = with_end(checkpoint(changed(eos_token_id=1)), "<|im_end|>")
+    (folder / "config.json").write_text(json.dumps(changed(eos_token_id=1, vocab_size=2)))
+    assert eos_token_ids(folder) == {1}
 
 
 @pytest.mark.parametrize(
@@ -241,6 +309,47 @@ def test_pickled_shards_named_by_an_index_are_refused(tmp_path: Path) -> None:
     index = {"weight_map": dict.fromkeys(weights, "pytorch_model.bin")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     refuse(tmp_path, "pickle|safetensors")
+
+
+@pytest.mark.parametrize("stray", ["training_args.bin", "optimizer.pt"])
+def test_what_a_trainer_left_behind_is_not_taken_for_weights(checkpoint: Callable[..., Path], stray: str) -> None:
+    folder = checkpoint()
+    (folder / stray).write_bytes(b"")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refuse(folder, "has no model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize(("file", "said"), [("adapter_config.json", "is a LoRA adapter"), ("q4.gguf", "holds a GGUF file")])
+def test_other_kinds_of_folders_are_told_as_what_they_are(tmp_path: Path, file: str, said: str) -> None:
+    (tmp_path / file).write_text("{}")
+    refuse(tmp_path, said)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    refuse(tmp_path, said)
+
+
+def test_files_are_told_from_folders(tmp_path: Path) -> None:
+    for name, said in (("model.gguf", "is a GGUF file"), ("model.safetensors", "is a file: name the folder")):
+        (tmp_path / name).write_bytes(b"")
+        refuse(tmp_path / name, said)
+
+
+def test_a_home_folder_is_found(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoint()
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert resolve(f"~/{folder.name}") == folder
+
+
+def test_a_config_with_a_byte_order_mark_is_read(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint()
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8-sig")
+    assert load_target(folder, dtype=torch.float32)[0].config.num_layers == 4
+
+
+def test_a_missing_head_is_told_with_what_may_have_been_forgotten(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint(**{"lm_head.weight": None})
+    refuse(folder, rf"{folder} has no lm_head\.weight: .*tie_word_embeddings")
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

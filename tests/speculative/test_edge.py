@@ -395,7 +395,14 @@ def test_a_drafter_that_runs_through_borrowed_layers_stays_with_its_target(expor
             "architectures": ["LlamaForCausalLM"],
             "attention_bias": True,
             "mlp_bias": True,
-            "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64},
+            "rope_parameters": {
+                "rope_theta": 5e5,
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
         },
     ],
 )

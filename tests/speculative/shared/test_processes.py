@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,12 +175,15 @@ def test_a_process_that_cannot_load_says_why(tmp_path: Path) -> None:
         started.close()
 
 
-def test_a_failed_start_leaves_no_process(load: LoadEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_leaves_no_process(load: LoadEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(N0 / "drafter", tmp_path / "drafter")
+    for weights in (tmp_path / "drafter").glob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:5000])
     started: list[ranks.Ranks] = []
     begin = ranks.Ranks.start.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(ranks.Ranks, "start", classmethod(lambda *a, **k: started.append(begin(*a, **k)) or started[-1]))
-    with pytest.raises(EngineLoadError, match="exceeds the model's"):
-        load(N0 / "target", "none", 2, max_model_len=100_000)
+    with pytest.raises(EngineLoadError, match="is damaged"):  # the drafter, which is read once the target is there
+        load(N0 / "target", str(tmp_path / "drafter"), 2)
     assert [rank.process.returncode for rank in started[0]._others] == [0]
 
 
