@@ -53,8 +53,9 @@ def create_app(settings: HttpSettings, engine: ServingEngine) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
         strict_content_type=False,
-        root_path=settings.root_path.rstrip("/"),
     )
+    # Not by FastAPI's parameter, which warns, nor by uvicorn's option, which takes every path for one that a proxy has stripped.
+    app.root_path = settings.root_path.rstrip("/")
     app.state.serving = serving
     for routes in (chat, completions, responses, models, tokenize, health, metrics):
         app.include_router(routes.router)

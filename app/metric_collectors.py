@@ -29,6 +29,7 @@ from speculative.config import EdgeStatus, EngineStatus, ModelInfo
 from speculative.errors import EngineError
 from speculative.replicas.messages import ReplicaState
 
+ENGINE_UP = "engine_up"
 VERSION = version("moaserve")
 """Read once: a scrape must not need files, of which there may be no more to open."""
 
@@ -93,11 +94,13 @@ class EngineCollector(Collector):
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """All of it, as it is now; nothing before there is a model."""
+        """All of it, as it is now; before there is a model nothing, or that there will be none."""
         try:
             model_name, _, told = self._model_name(), self._engine.info, self._told()
         except EngineError:
-            return  # nothing to tell before there is a model
+            if not self._engine.alive:
+                yield _gone()
+            return
         more = (REPLICA_LABEL,) if isinstance(self._engine, Several) else ()
         for name, (text, value) in GAUGES.items():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=(LABEL, *more))
@@ -160,6 +163,14 @@ class EngineCollector(Collector):
         }
         for name, (text, labels) in EDGE_COUNTERS.items():
             yield _counter(name, text, labels, model_name, counted[name])
+
+
+def _gone() -> Metric:
+    """That an engine has ended which has loaded no model, and so has no name to tell it by."""
+    text, _ = GAUGES[ENGINE_UP]
+    gauge = GaugeMetricFamily(PREFIX + ENGINE_UP, text, labels=(LABEL,))
+    gauge.add_metric(("",), 0)
+    return gauge
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], model_name: str, counted: dict[tuple[str, ...], float]) -> Metric:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from dataclasses import dataclass, fields
@@ -123,6 +124,19 @@ class HttpSettings(BaseSettings):
         except ValueError:
             raise ValueError("it must be rates such as 60/minute or 5/second;1000/day") from None
         return rates
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _proxies(cls, proxies: str | None) -> str | None:
+        """uvicorn takes what is no address for the name of a Unix socket's peer, and this server listens on none."""
+        if proxies == "*":
+            return proxies
+        for proxy in filter(None, (each.strip() for each in (proxies or "").split(","))):
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ValueError(f"it must be addresses and networks such as 10.0.0.7,172.16.0.0/12, or * alone: {error}") from None
+        return proxies
 
     @field_validator("otlp_traces_endpoint")
     @classmethod

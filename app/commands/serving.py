@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import typer
 
-from app.commands import options
-
 if TYPE_CHECKING:
     from app.deps import ServingEngine
     from app.settings import HttpSettings
@@ -49,8 +47,8 @@ def serve(settings: HttpSettings, make_engine: Callable[[], CommandEngine], what
     _fill_standard_files()
     # Importing PyTorch takes seconds, in which a container's first process would not notice a signal that nobody handles.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    listener = _bind(settings)
     _configure_logging(settings)
+    listener = _bind(settings)
     return _run(settings, listener, make_engine, what)
 
 
@@ -78,7 +76,7 @@ def _bind(settings: HttpSettings) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        options.fail(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; try another --port or --host")
+        _fail(settings, f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; try another --port or --host")
     return listener
 
 
@@ -86,6 +84,7 @@ def _configure_logging(settings: HttpSettings) -> None:
     from app.logs import configure
 
     configure(settings.log_level, settings.log_format)
+    logging.captureWarnings(settings.log_format == "json")  # or they are printed as they are
     for chatty in ("uvicorn.error", "httpx", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
@@ -104,7 +103,7 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
     try:
         app = create_app(settings, engine)
     except SettingsError as error:
-        options.fail(str(error), code=2)
+        _fail(settings, str(error), code=2)
     failure: str | None = None
     edges: dict[str, Any] = {}
     if app.state.serving.remote is not None:
@@ -173,10 +172,10 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
     # it; here both are an orderly end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-    _say(f"Loading {what} ...", err=True)
+    _say(settings, f"Loading {what} ...", err=True)
     server.run(sockets=[listener])
     if failure is not None:
-        _say(f"moaserve: error: {failure}", err=True)
+        _say_error(settings, failure)
         return 1
     if engine.alive:
         # It is still loading, somewhere in PyTorch, and an interpreter that ends around such a thread aborts.
@@ -188,10 +187,28 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
     return 0
 
 
-def _say(text: str, err: bool = False) -> None:
-    """Print; what cannot be written, on a disk that is full, stops no server."""
+def _say(settings: HttpSettings, text: str, err: bool = False) -> None:
+    """Print, or log each line where logs are for machines; what cannot be written, on a disk that is full, stops no server."""
+    if settings.log_format == "json":
+        for line in text.splitlines():
+            logger.info("%s", line)
+        return
     with suppress(OSError):
         typer.echo(text, err=err)
+
+
+def _say_error(settings: HttpSettings, message: str) -> None:
+    """The same of why there is no server."""
+    if settings.log_format == "json":
+        logger.error("%s", message)
+    else:
+        _say(settings, f"moaserve: error: {message}", err=True)
+
+
+def _fail(settings: HttpSettings, message: str, *, code: int = 1) -> NoReturn:
+    """Say why there is no server, and end the program."""
+    _say_error(settings, message)
+    raise typer.Exit(code)
 
 
 def uvicorn_options(settings: HttpSettings) -> dict[str, Any]:
@@ -219,8 +236,9 @@ def _print_welcome(settings: HttpSettings, listener: socket.socket, engine: Comm
     name, url = settings.served_model_name or info.name, f"{scheme}://{host}:{port}/v1"
     playground = f"Playground: {url.removesuffix('v1')}\n" if settings.playground else ""
     _say(
+        settings,
         f"MoA Serve is ready at {url}: {name}, {info.dtype} on {info.device}, drafter {info.drafter}, "
         f"{info.max_model_len} tokens of context\n{playground}"
         f"Try: curl -N {url}/chat/completions -H 'Content-Type: application/json' "
-        f'-d \'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}\''
+        f'-d \'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}\'',
     )

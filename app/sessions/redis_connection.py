@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
 
 from app.sessions.observing import StoreObserver, StoreUnavailableError, Unobserved
 from app.sessions.redis_url import connection_pool, shown
@@ -30,6 +30,8 @@ LATE: Final = 1.2
 """A timeout that comes so many times as late as it was to come is no timeout."""
 CONNECTIONS: Final = 32
 CLOSING_S: Final = 1.0
+IDLE_S: Final = 10.0
+"""Seconds without a question after which one is asked all the same: also a server that nobody uses is to say that Redis is away."""
 
 logger = logging.getLogger("moaserve.sessions")
 
@@ -39,8 +41,8 @@ class RedisConnection:
 
     What fails or takes longer than ``timeout`` seconds means that Redis is away. Then nobody asks it but one probe, after pauses
     of 0.1 to 5 seconds that double until something has worked; so requests lose a timeout now and then, and not one each. A Redis
-    that answers but refuses to write (full, read-only, not permitted) is still read, and asked to write again after such pauses.
-    ``probe`` is a key that the probe reads.
+    that answers but refuses to write (full, read-only, not permitted) is still read, and asked to write again after such pauses; of
+    one that is read-only all connections are made anew. ``probe`` is a key that the probe reads.
     """
 
     def __init__(self, url: str, timeout: float, probe: str, observer: StoreObserver | None = None) -> None:
@@ -61,6 +63,7 @@ class RedisConnection:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reachable: bool | None = None  # None: it has not been asked yet
         self._losses = 0
+        self._asked = time.monotonic()
         self._pause = FIRST_PAUSE_S
         self._closed = False
         self._refusal: str | None = None
@@ -68,8 +71,9 @@ class RedisConnection:
         self._write_again = 0.0
 
     def start(self) -> None:
-        """See whether Redis is there, without waiting for it."""
+        """See whether Redis is there, and from then on whether it still is, without waiting for it."""
         self._spawn(self._first_contact())
+        self._spawn(self._keep_looking())
 
     async def read(self, ask: Callable[[Client], Awaitable[T]], patience: float | None = None, *, lenient: bool = False) -> T:
         """What ``ask`` brings from Redis within ``patience`` seconds (default: the timeout).
@@ -111,6 +115,7 @@ class RedisConnection:
     ) -> T:
         """Run ``ask`` in a task of its own: whoever gives up waiting, redis-py then still puts its connection in order."""
         losses, began = self._losses, time.monotonic()
+        self._asked = began
         task: asyncio.Task[T] = self._spawn(_awaited(ask, self._client))
         try:
             await asyncio.wait([task], timeout=patience)
@@ -131,6 +136,8 @@ class RedisConnection:
             if writing and isinstance(error, ResponseError):
                 self._find()
                 self._be_refused(error)
+                if isinstance(error, ReadOnlyError) or "READONLY" in str(error):  # up to Redis 6 in an error of the script
+                    await self._hang_up()
             else:
                 self._lose(_worded(error), losses)
             raise StoreUnavailableError(_worded(error), tried=True) from error
@@ -151,6 +158,16 @@ class RedisConnection:
         if self._reachable is None:
             with suppress(StoreUnavailableError):
                 await self._ask(self._look, self.timeout)
+
+    async def _keep_looking(self) -> None:
+        """Ask where nobody else has for a while; whether Redis is back is another's to see."""
+        while True:
+            await asyncio.sleep(self._asked + IDLE_S - time.monotonic())
+            if not self._reachable:
+                self._asked = time.monotonic()
+            elif time.monotonic() - self._asked >= IDLE_S:
+                with suppress(StoreUnavailableError):
+                    await self._ask(self._look, self.timeout)
 
     async def _look(self, client: Client) -> None:
         """Read as requests do: that tells of a database that is still loading, and of what the user may not read."""
@@ -189,6 +206,14 @@ class RedisConnection:
         self._refusal = _worded(error)
         self._write_again = time.monotonic() + self._write_pause
         self._write_pause = min(self._write_pause * 2, LONGEST_PAUSE_S)
+
+    async def _hang_up(self) -> None:
+        """Have all be asked by new connections, also what is under way.
+
+        Where another server has become the master, a proxy sends new connections there and leaves old ones where they are.
+        """
+        with suppress(RedisError):
+            await self._pool.disconnect(inuse_connections=True)
 
 
 async def _awaited(ask: Callable[[Client], Awaitable[T]], client: Client) -> T:

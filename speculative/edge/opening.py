@@ -139,6 +139,9 @@ def _refused(server: Server, status: int) -> ServerUnreachableError:
         message = f"{server.url} does not let this edge in ({status}): set MOASERVE_SERVER_API_KEY to a key of that server"
         return ServerUnreachableError(message, permanent=True)
     if status == 404:
-        message = f"{server.url} has no {PATH}: is it a MoA Serve server that takes edges?"
+        message = (
+            f"{server.url} has no {PATH}: is it a MoA Serve server that takes edges, and does a proxy in between pass on `Upgrade` "
+            "(docs/self-hosting.md)?"
+        )
         return ServerUnreachableError(message, permanent=True)
     return ServerUnreachableError(f"{server.url} does not take connections now (HTTP {status})")

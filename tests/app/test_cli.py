@@ -1,6 +1,7 @@
 """The command line: options, errors and the terminal conversation, without a model."""
 
 import inspect
+import json
 import socket
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def test_help_needs_neither_torch_nor_the_http_stack() -> None:
         (["--draft-nodes", "2"], {}, "draft_nodes (2) must be at least draft_depth (8)"),
         (["--config", "nowhere.toml"], {}, "nowhere.toml does not exist"),
         ([], {"MOASERVE_PORT": "many"}, "MOASERVE_PORT: "),
+        ([], {"MOASERVE_FORWARDED_ALLOW_IPS": "172.16.0.0/33"}, "MOASERVE_FORWARDED_ALLOW_IPS: "),
         ([], {"MOASERVE_PROT": "1"}, "unknown environment variable MOASERVE_PROT"),
     ],
 )
@@ -79,6 +81,16 @@ def test_a_port_in_use_is_one_clear_line() -> None:
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert f"127.0.0.1 port {port}" in result.stderr
+
+
+def test_where_logs_are_for_machines_an_error_is_an_object_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = ["serve", "--log-format", "json", "--port", str(taken.getsockname()[1])]
+        code = f"from app.cli import cli; cli({command})"
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    said = json.loads(ended.stderr)
+    assert (ended.returncode, ended.stdout, said["level"]) == (1, "", "error")
+    assert "cannot listen on 127.0.0.1 port" in said["message"]
 
 
 def test_version() -> None:

@@ -20,7 +20,6 @@ async def test_the_description_knows_no_422(client: httpx.AsyncClient) -> None:
     assert "ValidationError" not in json.dumps(description)
 
 
-@pytest.mark.filterwarnings("ignore:The `root_path` parameter is deprecated")
 async def test_the_description_says_where_the_api_is(engine: FakeEngine) -> None:
     async with client_of(engine) as client:
         assert "servers" not in (await client.get("/openapi.json")).json()

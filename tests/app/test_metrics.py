@@ -21,7 +21,7 @@ from app.metric_names import ERROR_CODES
 from app.metrics import Metrics
 from app.recording import FLUSH_S, POSITIONS
 from app.settings import Settings
-from speculative.errors import EngineStepError
+from speculative.errors import EngineNotReadyError, EngineStepError
 from speculative.request import RequestOutput, RequestStats
 from tests.app.fakes import CONTEXT, FakeEngine, chat_body
 
@@ -87,6 +87,20 @@ async def test_one_request_counts_once_everywhere(client: httpx.AsyncClient) -> 
         ("model_info", "cpu", "moa", "float32", str(CONTEXT), version("moaserve")): 1,
     }
     assert {name: samples.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("alive", "told"), [(True, {}), (False, {("engine_up",): 0})])
+async def test_without_a_model_it_is_told_whether_there_will_be_one(
+    app: Any, engine: FakeEngine, alive: bool, told: dict[tuple[str, ...], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def info(_: FakeEngine) -> None:
+        raise EngineNotReadyError("The model is still loading.")
+
+    monkeypatch.setattr(FakeEngine, "info", property(info))
+    monkeypatch.setattr(engine, "alive", alive)
+    text = generate_latest(app.state.serving.metrics.registry).decode()
+    gauges = [sample for family in text_string_to_metric_families(text) if family.type == "gauge" for sample in family.samples]
+    assert {(sample.name.removeprefix("moaserve_"),): sample.value for sample in gauges if "moaserve" in sample.name} == told
 
 
 async def test_metrics_of_two_applications_are_apart(client: httpx.AsyncClient, settings: Any) -> None:

@@ -94,7 +94,6 @@ async def test_other_files_are_not_there(client: httpx.AsyncClient, name: str) -
     assert response.json()["error"]["code"] == "not_found"
 
 
-@pytest.mark.filterwarnings("ignore:The `root_path` parameter is deprecated")
 async def test_it_works_under_a_path_that_a_proxy_strips() -> None:
     async with served(root_path="/llm") as client:
 

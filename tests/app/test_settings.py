@@ -57,6 +57,17 @@ def test_values_out_of_range_are_refused(wrong: dict[str, object]) -> None:
         Settings(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("proxies", ["*", "", "127.0.0.1", "10.0.0.7, 172.16.0.0/12,::1,fd00::/8"])
+def test_proxies_are_addresses_and_networks(proxies: str) -> None:
+    assert Settings(forwarded_allow_ips=proxies).forwarded_allow_ips == proxies
+
+
+@pytest.mark.parametrize("wrong", ["172.16.0.0/33", "172.16.0.1/12", "10.0.0.7,localhost", "10.0.0.7,*", "10.0.0.7 10.0.0.8"])
+def test_a_proxy_that_nobody_would_be_is_refused(wrong: str) -> None:
+    with pytest.raises(ValidationError, match="addresses and networks"):
+        Settings(forwarded_allow_ips=wrong)
+
+
 def test_settings_cannot_be_changed() -> None:
     settings = Settings()
     with pytest.raises(ValidationError, match="frozen"):

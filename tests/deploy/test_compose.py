@@ -17,6 +17,7 @@ import yaml
 
 from app.edge_settings import EdgeSettings
 from app.settings import ENV_PREFIX, HttpSettings, Settings
+from tests.deploy.test_systemd import ENDING_S
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -88,6 +89,32 @@ def test_nothing_is_open_to_other_machines_unless_asked() -> None:
     ]
     assert SERVICES["redis"]["networks"] == ["sessions"]
     assert COMPOSE["networks"]["sessions"]["internal"]
+
+
+@pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if "MOASERVE_HOST" in service.get("environment", {})])
+class TestWhatServesTheApi:
+    def test_keys_from_files_are_wanted_by_all_that_can_be_opened_to_others(self, name: str) -> None:
+        assert "${BIND_ADDRESS:-" in SERVICES[name]["ports"][0]
+        secured = SECRETS["services"][name]
+        assert secured["secrets"] == ["api_keys"]
+        assert secured["environment"]["MOASERVE_API_KEY_FILE"] == "/run/secrets/api_keys"
+
+    def test_who_may_ask_is_said_once_for_all(self, name: str) -> None:
+        told = {"MOASERVE_" + each for each in ("API_KEY", "RATE_LIMIT", "ALLOWED_HOSTS", "CORS_ORIGINS", "FORWARDED_ALLOW_IPS")}
+        assert told | {"MOASERVE_SHUTDOWN_TIMEOUT"} <= SERVICES[name]["environment"].keys()
+
+    def test_running_requests_have_their_time_to_finish(self, name: str) -> None:
+        grace = int(default(SERVICES[name]["stop_grace_period"]).removesuffix("s"))
+        assert grace >= Settings.model_fields["shutdown_timeout"].default + ENDING_S
+
+
+def test_what_has_one_name_is_built_in_one_way() -> None:
+    builds: dict[str, list[object]] = {}
+    for service in SERVICES.values():
+        if "build" in service:
+            builds.setdefault(service["image"], []).append(service["build"])
+    assert len(builds["${SERVER_IMAGE:-moaserve:0.1.0}"]) == 2
+    assert all(build == of_one[0] for of_one in builds.values() for build in of_one)
 
 
 @pytest.mark.parametrize("name", SERVICES)

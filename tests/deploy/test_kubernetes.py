@@ -225,6 +225,11 @@ def test_every_variable_of_ours_is_a_setting_with_a_value_that_it_takes(
     assert settings.redis_url is not None and settings.api_key_file == keys
 
 
+def test_a_gpus_memory_is_not_limited_by_that_of_its_container() -> None:
+    here, there = (variables(containers(BUILT[folder]["Deployment", "moaserve"])[0]) for folder in ("own-model", "gpu"))
+    assert here.keys() - there.keys() == {"MOASERVE_MEMORY_LIMIT"}
+
+
 @pytest.mark.parametrize("pod", PODS)
 def test_every_pod_is_confined(pod: Manifest) -> None:
     spec = pod["spec"]

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 ALERTS: list[dict[str, Any]] = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 QUERIES = {f"{board['title']}: {panel['title']}: {e}": e for board in DASHBOARDS for panel, e in table.queries(board)} | {
-    rule["alert"]: re.sub(r"\s(?:==|<|>)\s[\d.]+", "", rule["expr"]) for rule in ALERTS
+    rule["alert"]: re.sub(r"\s(?:==|<|>)\s[\d.]+", "", rule["expr"]).replace(" unless ", " and ") for rule in ALERTS
 }
 
 

@@ -168,6 +168,14 @@ async def test_a_refused_greeting_says_what_to_do(permanent: bool) -> None:
         assert caught.value.permanent is permanent
 
 
+async def test_where_there_is_no_such_place_a_proxy_may_be_why() -> None:
+    async with serve(hear, "127.0.0.1", 0, process_request=lambda connection, _: connection.respond(404, "")) as http:
+        server = Server(f"ws://127.0.0.1:{http.sockets[0].getsockname()[1]}")
+        with pytest.raises(ServerUnreachableError, match="does a proxy in between pass on `Upgrade`") as caught:
+            await open_connection(server, HELLO)
+        assert caught.value.permanent
+
+
 async def test_nobody_there_is_an_error_that_may_pass() -> None:
     async with playing(lambda socket: asyncio.sleep(0)) as server:
         pass
