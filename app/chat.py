@@ -6,7 +6,8 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 from app.errors import InvalidParameterError
 from app.generation import Choice
@@ -74,7 +75,7 @@ def prompt_tokens(
         **variables,
     }
     try:
-        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, **rendering)
+        text = _rendered(tokenizer, conversation, rendering)
     except Exception as error:  # a template is a program of the model's, and raises what it likes about its input
         logger.debug("chat template failed", exc_info=error)
         raise InvalidParameterError(f"The model's chat template cannot render these messages: {error}", param="messages") from error
@@ -103,6 +104,29 @@ def _template_message(message: Message) -> dict[str, Any]:
     for call in rendered.get("tool_calls", ()):
         call["function"]["arguments"] = _arguments(call["function"]["arguments"])
     return rendered
+
+
+def _rendered(tokenizer: Any, conversation: list[dict[str, Any]], rendering: dict[str, Any]) -> str:
+    """By a template that renders contents as strings, or by one that passes strings over and renders lists of parts."""
+    text, failure = "", None
+    last = next((content for message in reversed(conversation) if (content := message["content"].strip())), "")
+    try:
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, **rendering)
+    except Exception as error:
+        failure = error
+    if failure is not None or last not in text:
+        in_parts = [_in_parts(message) for message in conversation]
+        with suppress(Exception):  # what is wrong with strings is what there is to tell
+            if last in (other := tokenizer.apply_chat_template(in_parts, tokenize=False, **rendering)):
+                return cast("str", other)
+    if failure is not None:
+        raise failure
+    return text
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    text = message["content"]
+    return {**message, "content": [{"type": "text", "text": text}]} if text else message
 
 
 def _arguments(text: str) -> Any:
@@ -195,7 +219,7 @@ class ChatWriter:
         reason = _reason(choice.finish_reason, pieces.num_calls)
         answer = ChatChoice(index=index, message=message, logprobs=self._logprobs(choice.logprobs), finish_reason=reason)
         if self._origins is not None:
-            answer.token_origins = self._origins.whole(choice.outputs)
+            answer.token_origins = self._origins.whole(index, choice.outputs)
         return answer
 
     def _splitter(self, index: int) -> Splitter:

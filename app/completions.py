@@ -59,8 +59,8 @@ def echoes(tokenizer: Any, given: Sequence[str | list[int]], prompts: Sequence[l
 class CompletionWriter:
     """Words answers as text completions and their chunks.
 
-    ``tokens`` are given where log-probabilities are asked for, ``echoed``, one for each choice, where the prompt is to come first,
-    and ``origins`` where those of tokens are asked for.
+    ``prompts`` are those of all choices. ``tokens`` are given where log-probabilities are asked for, ``echoed``, one for each
+    choice, where the prompt is to come first, and ``origins`` where those of tokens are asked for.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class CompletionWriter:
         response_id: str,
         created: int,
         model: str,
+        prompts: Sequence[Sequence[int]],
         tokens: TokenTexts | None,
         echoed: Sequence[Echo] | None,
         origins: Origins | None = None,
@@ -75,6 +76,7 @@ class CompletionWriter:
         self._id = response_id
         self._created = created
         self._model = model
+        self._prompts = prompts
         self._tokens, self._echoed, self._origins = tokens, echoed, origins
         self._offsets: dict[int, TokenOffsets] = {}
 
@@ -135,7 +137,7 @@ class CompletionWriter:
         logprobs = _joined(before, self._logprobs(index, choice.logprobs))
         answer = CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=choice.finish_reason)
         if self._origins is not None:
-            answer.token_origins = self._origins.whole(choice.outputs)
+            answer.token_origins = self._origins.whole(index, choice.outputs)
         return answer
 
     def _prompt_logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
@@ -155,7 +157,7 @@ class CompletionWriter:
     def _offsets_of(self, index: int) -> TokenOffsets:
         assert self._tokens is not None
         if index not in self._offsets:
-            self._offsets[index] = self._tokens.offsets()
+            self._offsets[index] = self._tokens.offsets(self._prompts[index])
         return self._offsets[index]
 
     def _told(self, logprobs: Sequence[TokenLogprob], offsets: list[int]) -> CompletionLogprobs:

@@ -14,10 +14,13 @@ from speculative.request import RequestOutput
 
 
 class Origins:
-    """Tells the origins of a response's tokens, each choice for itself. ``tokenizer`` is a Hugging Face one."""
+    """Tells the origins of a response's tokens, each choice for itself. ``tokenizer`` is a Hugging Face one.
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer.backend_tokenizer
+    ``before`` has, for each choice, the tokens that its text goes on from; none where texts begin.
+    """
+
+    def __init__(self, tokenizer: Any, before: Sequence[Sequence[int]] = ()) -> None:
+        self._tokenizer, self._before = tokenizer.backend_tokenizer, before
         self._choices: dict[int, _Choice] = {}
 
     def more(self, index: int, output: RequestOutput) -> list[TokenOrigin]:
@@ -29,19 +32,22 @@ class Origins:
         before that whose text it takes back are told again too.
         """
         if index not in self._choices:
-            self._choices[index] = _Choice(self._tokenizer)
+            self._choices[index] = self._choice(index)
         return self._choices[index].more(output)
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> list[TokenOrigin]:
+    def whole(self, index: int, outputs: Sequence[RequestOutput]) -> list[TokenOrigin]:
         """The same of a finished choice, each token once."""
-        choice = _Choice(self._tokenizer)
+        choice = self._choice(index)
         tokens: dict[int, TokenOrigin] = {}
         for each in (one for output in outputs for one in choice.more(output)):
             if each.index in tokens:
                 tokens[each.index].text += each.text
             else:
                 tokens[each.index] = each
-        return [tokens[index] for index in sorted(tokens)]
+        return [tokens[place] for place in sorted(tokens)]
+
+    def _choice(self, index: int) -> _Choice:
+        return _Choice(self._tokenizer, self._before[index] if self._before else ())
 
 
 @dataclass(slots=True)
@@ -59,8 +65,9 @@ class _Token:
 class _Choice:
     """One answer. A detokenizer without stop strings says how long each token's text is; the text itself is the engine's."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+        self._tokenizer, self._before = tokenizer, before
+        self._detokenizer = Detokenizer(tokenizer, before=before)
         self._tokens: list[_Token] = []
         self._untold: list[_Token] = []
 
@@ -87,7 +94,7 @@ class _Choice:
     def _cut(self, tokens: int, characters: int) -> None:
         """Go back to where there were so many tokens, and so many characters told of their text."""
         del self._tokens[tokens:]
-        self._detokenizer = Detokenizer(self._tokenizer)
+        self._detokenizer = Detokenizer(self._tokenizer, before=self._before)
         end = 0
         for each in self._tokens:
             length = len(self._detokenizer.add(each.id))

@@ -96,28 +96,28 @@ class TokenTexts:
         """The same as text, with U+FFFD for what is not a whole character."""
         return self.bytes(token_id).decode(errors="replace")
 
-    def offsets(self) -> TokenOffsets:
-        """Of a text that begins."""
-        return TokenOffsets(self._tokenizer, self._added)
+    def offsets(self, before: Sequence[int] = ()) -> TokenOffsets:
+        """Of a text that begins, or goes on from tokens ``before`` it."""
+        return TokenOffsets(self._tokenizer, self._added, before)
 
 
 class TokenOffsets:
     """Where the tokens of one text begin, in characters: a character's bytes all where it begins.
 
-    Special tokens have no text, but where a prompt spells them out.
+    Special tokens have no text, but where a prompt spells them out. Generated tokens go on from those ``before`` them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, added: Mapping[int, str]) -> None:
-        self._tokenizer, self._added = tokenizer, added
+    def __init__(self, tokenizer: Tokenizer, added: Mapping[int, str], before: Sequence[int] = ()) -> None:
+        self._tokenizer, self._added, self._before = tokenizer, added, before
         self._begin(0)
 
     def of_prompt(self, token_ids: Sequence[int], text: str) -> list[int]:
         """Those of a prompt and its text; what comes next is behind it."""
-        offsets = []
+        offsets, detokenizer = [], Detokenizer(self._tokenizer)
         for token in token_ids:
             offsets.append(min(self._end, len(text)))
             name = self._added.get(token, "")
-            told = len(self._detokenizer.add(token))
+            told = len(detokenizer.add(token))
             self._end += told or (len(name) if name and text.startswith(name, self._end) else 0)
         self._begin(len(text))
         return offsets
@@ -140,4 +140,4 @@ class TokenOffsets:
     def _begin(self, start: int) -> None:
         self._start = self._end = start
         self._generated: list[int] = []
-        self._detokenizer = Detokenizer(self._tokenizer)
+        self._detokenizer = Detokenizer(self._tokenizer, before=self._before)

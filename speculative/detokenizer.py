@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from typing import Final
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+_LAST: Final = 6
+"""Tokens of what comes before a text that are looked at: the spaces and bytes of a word are no more, but for rare ones."""
 
 
 class Detokenizer:
@@ -13,7 +17,8 @@ class Detokenizer:
 
     Bytes that do not yet form a character wait, and so does text that could be the start of a stop string; what has been given out
     is never taken back. A stop string that is complete within the first ``min_tokens`` tokens ends nothing. ``special`` tokens
-    have no text: those that are known need not be decoded again with every token behind them.
+    have no text: those that are known need not be decoded again with every token behind them. ``before`` are tokens that the text
+    goes on from: of one that begins, tokenizers of SentencePiece's kind leave out the first space.
     """
 
     def __init__(
@@ -22,9 +27,10 @@ class Detokenizer:
         stop: tuple[str, ...] = (),
         min_tokens: int = 0,
         special: Set[int] = frozenset(),
+        before: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(ids=_whole(tokenizer, before), skip_special_tokens=True)
         self._stop = stop
         self._special = special
         self._unstoppable = min_tokens
@@ -78,6 +84,12 @@ class Detokenizer:
         keep = max(overlap(held, stop) for stop in self._stop)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
+
+
+def _whole(tokenizer: Tokenizer | None, before: Sequence[int]) -> list[int]:
+    """The last of these tokens; none where they end within a character, which would be told with its other half."""
+    last = list(before[-_LAST:])
+    return [] if tokenizer is None or tokenizer.decode(last).endswith("\N{REPLACEMENT CHARACTER}") else last
 
 
 def overlap(text: str, stop: str) -> int:

@@ -108,7 +108,8 @@ class Request:
 
     ``output_token_ids`` were written elsewhere: they are taken as they are, behind the prompt, and count as output in all that
     looks at it (noise, penalties, grammar, limits). Whoever has ``text_length`` characters of their text is told the
-    rest. Of a ``revisable`` one an output may take back what others before it have told (`Written`).
+    rest. Of a ``revisable`` one an output may take back what others before it have told (`Written`). The text of one that
+    ``continues`` goes on in the middle of the prompt's, rather than begin behind it.
 
     For one that is not ``adaptive`` drafts are made even where the policy finds that they do not pay. Of several engines
     requests of one ``session`` are best given to the same.
@@ -126,6 +127,7 @@ class Request:
     output_token_ids: tuple[int, ...] = ()
     text_length: int = 0
     revisable: bool = False
+    continues: bool = False
     adaptive: bool = True
     session: str = ""
 

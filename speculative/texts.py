@@ -43,7 +43,7 @@ class Texts:
             request=request,
             sampler=Sampler(params, seed, prompt, self._eos_token_ids, grammar),
             max_length=max_model_len if params.max_tokens is None else len(prompt) + params.max_tokens,
-            detokenizer=Detokenizer(self._text, params.stop, params.min_tokens, self._special),
+            detokenizer=Detokenizer(self._text, params.stop, params.min_tokens, self._special, prompt if request.continues else ()),
             tokens=list(prompt),
             prediction=Prediction(request.prediction) if request.prediction else None,
         )

@@ -74,7 +74,7 @@ class ScriptedEngine:
                 request,
                 Sampler(params, 0, prompt, {EOS}),
                 CONTEXT if params.max_tokens is None else len(prompt) + params.max_tokens,
-                Detokenizer(TOKENIZER._tokenizer, params.stop, params.min_tokens),
+                Detokenizer(TOKENIZER._tokenizer, params.stop, params.min_tokens, before=prompt if request.continues else ()),
                 list(prompt),
             )
         )

@@ -264,6 +264,28 @@ async def test_an_answer_that_was_begun_is_continued() -> None:
     assert tokenizer is not None and tokenizer.decode(ids).endswith("assistant\nHello, I am")
 
 
+@pytest.mark.parametrize(
+    "rendered",
+    [
+        "{{ message.content }}",
+        "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}",
+        "{% if message.content is string %}{{ message.content }}{% else %}{{ message.content[0].text }}{% endif %}",
+    ],
+)
+def test_templates_get_contents_in_the_form_that_they_render(rendered: str) -> None:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    tokenizer.chat_template = f"{{% for message in messages %}}<|im_start|>{{{{ message.role }}}} {rendered}{{% endfor %}}"
+    contents = ["Be kind.", "Hello there", "", "I am"]
+    messages = [Message(role="system" if not place else "user", content=content) for place, content in enumerate(contents)]
+    ids = chat.prompt_tokens(tokenizer, messages, TemplateOptions())
+    expected = "".join(f"<|im_start|>{message.role} {message.content}" for message in messages)
+    assert tokenizer.decode(ids) == expected
+    continued = [*messages, Message(role="assistant", content="I say")]
+    ids = chat.prompt_tokens(tokenizer, continued, TemplateOptions(continue_final_message=True))
+    assert tokenizer.decode(ids) == f"{expected}<|im_start|>assistant I say"
+
+
 @pytest.mark.parametrize("content", ["abcde", [{"type": "text", "text": "abcde"}]])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_prediction_reaches_the_engine_and_usage_tells_what_came_of_it(

@@ -1,9 +1,12 @@
 """Log-probabilities, echoes and the best of several answers, whole and streamed."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
 from app.tokens import TokenTexts
 from models.loader import BUNDLED, load_tokenizer
@@ -146,3 +149,15 @@ def test_offsets_are_places_in_the_text(prompt: str, begins: str) -> None:
     assert offsets[0] == 0 and offsets == sorted(offsets) and len(prompt) in offsets
     for token, place in zip(texts[bool(begins) :], offsets[bool(begins) :], strict=True):
         assert "\ufffd" in token or text.startswith(token, place)
+
+
+def test_offsets_of_what_goes_on_count_the_space_that_begins_it() -> None:
+    tokenizer = Tokenizer(BPE({"<unk>": 0, "a": 1, "b": 2, "▁": 3}, [], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    texts = TokenTexts(SimpleNamespace(backend_tokenizer=tokenizer))
+    assert texts.offsets().more([3, 1, 2]) == [0, 0, 1]
+    goes_on = texts.offsets(before=[1])
+    assert goes_on.of_prompt([1], "a") == [0]
+    assert goes_on.more([3, 1, 2]) == [1, 2, 3]
+    goes_on.cut(0)
+    assert goes_on.more([3, 1, 2]) == [1, 2, 3]

@@ -60,6 +60,29 @@ def test_bytes_that_are_no_character_change_nothing_that_has_been_told(falling_b
     assert "".join(pieces) + detokenizer.flush() == told
 
 
+@pytest.mark.parametrize(
+    ("before", "written", "told"),
+    [
+        ("", "▁ a", "a"),
+        ("a b", "▁ a", " a"),
+        ("a ▁ b c a b c", "▁ ▁ a", "  a"),
+        ("a <0xC3> <0xA9>", "<0xC3> <0xA9> ▁", "é "),
+        ("a b", "<0xF0> <0x9F> <0x99> <0x82>", "🙂"),
+        ("a <0xF0>", "▁ b", " b"),
+    ],
+)
+def test_a_text_that_goes_on_keeps_its_first_space(falling_back: Tokenizer, before: str, written: str, told: str) -> None:
+    strip = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = Tokenizer(falling_back.model)
+    tokenizer.decoder = strip
+    first, following = ([tokenizer.token_to_id(token) for token in text.split()] for text in (before, written))
+    detokenizer = Detokenizer(tokenizer, before=first)
+    text = "".join(map(detokenizer.add, following)) + detokenizer.flush()
+    if not tokenizer.decode(first).endswith("\ufffd"):
+        assert tokenizer.decode(first) + text == tokenizer.decode([*first, *following])
+        assert text == told
+
+
 def test_whatever_bytes_are_drawn_text_goes_on(falling_back: Tokenizer) -> None:
     draw = random.Random(0)
     for _ in range(100):
