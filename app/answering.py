@@ -12,7 +12,7 @@ from fastapi import Response
 from pydantic import BaseModel
 
 from app import streaming
-from app.deps import Serving
+from app.deps import Serving, owner_of
 from app.errors import InvalidParameterError, NotFoundError, RequestTimeoutError
 from app.generation import Choice, best, collect, places_for, run, unless_disconnected, within
 from app.revising import Outputs, verified
@@ -94,7 +94,7 @@ async def answer(
     http: HttpRequest, serving: Serving, body: ChoicesRequest, requests: Sequence[Request], writer: Writer
 ) -> Response:
     """Generate, and answer as the caller asked: a stream or one document."""
-    places = places_for(serving, requests)
+    places = places_for(serving, requests, owner_of(http))
     outputs = limited(serving, run(serving, requests, places))
     if body.stream:
         if body.constraint is not None:  # programs read it, and few of them can take anything back

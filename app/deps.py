@@ -10,7 +10,8 @@ import anyio
 from fastapi import Depends
 from fastapi.requests import HTTPConnection
 
-from app.guard import Admission
+from app.admission import Admission
+from app.keys import ApiKeys
 from app.metric_names import Watched
 from app.metrics import Metrics
 from app.responses_api.background import BackgroundJobs
@@ -70,7 +71,9 @@ class Serving:
     @classmethod
     def of(cls, settings: HttpSettings, engine: ServingEngine) -> Serving:
         """An engine, as ``settings`` say that it is to be served; raises SettingsError where they cannot be followed here."""
-        admission = Admission(settings.slots, settings.max_queue_requests, settings.max_queue_tokens)
+        keys = ApiKeys.load(settings.api_key, settings.api_key_file)
+        limits = settings.max_queue_requests, settings.max_queue_tokens
+        admission = Admission(settings.slots, *limits, several_keys=keys.several)
         metrics = Metrics(vllm_names=settings.vllm_metric_names)
         stores = Stores.of(settings, metrics.store_observer(lambda: _model_name(settings, engine)))
         # Only settings of engines that have blocks say that they are kept.
@@ -116,9 +119,14 @@ async def _serving(connection: HTTPConnection) -> Serving:
     return serving
 
 
-async def _owner(connection: HTTPConnection) -> str:
+def owner_of(connection: HTTPConnection) -> str:
+    """Whose key the caller has; without keys all callers are one."""
     owner: str = getattr(connection.state, "owner", "")
     return owner
+
+
+async def _owner(connection: HTTPConnection) -> str:
+    return owner_of(connection)
 
 
 async def _take_rate(connection: HTTPConnection) -> Callable[[], None]:
@@ -128,6 +136,5 @@ async def _take_rate(connection: HTTPConnection) -> Callable[[], None]:
 
 ServingDep = Annotated[Serving, Depends(_serving)]
 OwnerDep = Annotated[str, Depends(_owner)]
-"""Whose key the caller has; without keys all callers are one."""
 TakeRateDep = Annotated[Callable[[], None], Depends(_take_rate)]
 """Counts one more request of a caller who asks many on one connection; raises TooManyRequestsError."""

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 import anyio
 from fastapi import Request as HttpRequest
 
+from app.admission import Places
 from app.deps import Serving
 from app.errors import ClientGoneError, RequestTimeoutError
-from app.guard import Places
 from app.responses import FinishReason
 from app.revising import Outputs, revised
 from app.sampling import sampling_params
@@ -53,11 +53,13 @@ def requests_for(
     default_limit: int | None = None,
     prediction: Sequence[int] = (),
     grammar: Grammar | None = None,
+    continues: bool = False,
 ) -> list[Request]:
     """A validated engine request for each prompt and each of its candidates, in the order of OpenAI's choice indices.
 
     ``default_limit`` is the number of tokens to generate where the caller sets none; it gives way to the context's end.
-    ``prediction`` is what the caller expects to come, ``grammar`` what must come where that is not the body's own constraint.
+    ``prediction`` is what the caller expects to come, ``grammar`` what must come where that is not the body's own constraint. Where
+    it ``continues`` the text goes on in the middle of the prompt's.
     """
     serving.admission.check(len(prompts) * body.candidates)  # before any of them is made: there may be very many
     info = serving.model_info()
@@ -80,6 +82,7 @@ def requests_for(
                     tuple(prediction),
                     body.cache_salt or "",
                     revisable=True,
+                    continues=continues,
                     adaptive=body.speculative is None,
                     session=body.prompt_cache_key or "",
                 )
@@ -103,9 +106,9 @@ async def within(seconds: float, outputs: Outputs) -> Outputs:
             yield output
 
 
-def places_for(serving: Serving, requests: Sequence[Request]) -> Places:
+def places_for(serving: Serving, requests: Sequence[Request], owner: str = "") -> Places:
     """Places in the queue, to be released by the caller: outputs that nobody begins to read give nothing back."""
-    return serving.admission.take([len(request.given_token_ids) for request in requests])
+    return serving.admission.take([len(request.given_token_ids) for request in requests], owner)
 
 
 async def run(serving: Serving, requests: Sequence[Request], places: Places) -> Outputs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -18,7 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import (
     ApiError,
     AuthenticationError,
-    InvalidParameterError,
     PermissionDeniedError,
     RequestTooLargeError,
     TooManyRequestsError,
@@ -137,70 +135,3 @@ class Rates:
                 )
         for rate in self._rates:
             self._limiter.hit(rate, caller)
-
-
-class Admission:
-    """How much may wait: requests beyond those that ``slots`` decode, and tokens of prompts that have not been begun.
-
-    None is no limit. What a request brings counts from the moment that it is let in until it has ended, its prompt until it has
-    been read.
-    """
-
-    def __init__(self, slots: int, most_requests: int | None, most_tokens: int | None) -> None:
-        self._slots, self._most_requests, self._most_tokens = slots, most_requests, most_tokens
-        self._requests = 0
-        self._tokens = 0
-
-    def take(self, prompts: Sequence[int]) -> Places:
-        """Places for requests with prompts of these lengths.
-
-        Raises TooManyRequestsError where there is no room for all of them now, and InvalidParameterError where there never is.
-        """
-        self.check(len(prompts))
-        if self._most_tokens is not None and len(prompts) > self._slots and sum(prompts) > self._most_tokens:
-            raise InvalidParameterError(
-                f"This server writes {self._slots} texts at a time. Where a request has more, their prompts may have "
-                f"{self._most_tokens} tokens together, and these {len(prompts)} have {sum(prompts)}."
-            )
-        waiting = self._requests + len(prompts) - self._slots
-        if self._most_requests is not None and waiting > self._most_requests:
-            raise TooManyRequestsError(f"{self._most_requests} requests may wait, and do.", code="queue_full")
-        if self._most_tokens is not None and waiting > 0 and self._tokens + sum(prompts) > self._most_tokens:
-            raise TooManyRequestsError(f"{self._most_tokens} prompt tokens may wait, and do.", code="queue_full")
-        return Places(self, prompts)
-
-    def check(self, texts: int) -> None:
-        """Refuse more texts in one request than there ever is room for: to come back later would not help."""
-        if self._most_requests is not None and texts > (most := self._slots + self._most_requests):
-            raise InvalidParameterError(f"This server takes {most} texts at a time, and this request asks for {texts}.")
-
-    def count(self, requests: int, tokens: int) -> None:
-        """Add to what is counted, or take from it."""
-        self._requests += requests
-        self._tokens += tokens
-
-
-class Places:
-    """What requests take of an `Admission`. Giving back twice is giving back once: whoever may be last does it to be sure."""
-
-    def __init__(self, admission: Admission, prompts: Sequence[int]) -> None:
-        self._admission = admission
-        self._unread = dict(enumerate(prompts))
-        self._taken = set(self._unread)
-        admission.count(len(prompts), sum(prompts))
-
-    def read(self, index: int) -> None:
-        """A request's prompt has been read."""
-        self._admission.count(0, -self._unread.pop(index, 0))
-
-    def end(self, index: int) -> None:
-        """A request has ended."""
-        self.read(index)
-        if index in self._taken:
-            self._taken.remove(index)
-            self._admission.count(-1, 0)
-
-    def release(self) -> None:
-        """All have ended, or will never begin."""
-        for index in list(self._taken):
-            self.end(index)

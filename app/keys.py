@@ -9,6 +9,9 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+OWNER_DIGITS = 32
+"""Hex digits of a key's digest that tell its owner from others: as many as it takes that nobody finds two keys that share them."""
+
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -45,13 +48,18 @@ class ApiKeys:
         """Whether callers need one."""
         return bool(self._digests)
 
+    @property
+    def several(self) -> bool:
+        """Whether callers have different ones."""
+        return len(set(self._digests)) > 1
+
     def owner(self, authorization: str | None) -> str | None:
-        """A short name for the key in an Authorization header, for limits and logs; None if it is none of ours."""
+        """Who has the key in an Authorization header, as limits, responses and sessions name him; None if it is none of ours."""
         scheme, _, key = (authorization or "").partition(" ")
         own = digest(key.strip())
         # All are compared, whichever is right: how long it takes tells nothing.
         matches = [hmac.compare_digest(own, known) for known in self._digests]
-        return own.hex()[:8] if scheme.lower() == "bearer" and any(matches) else None
+        return own.hex()[:OWNER_DIGITS] if scheme.lower() == "bearer" and any(matches) else None
 
 
 def digest(key: str) -> bytes:

@@ -5,16 +5,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
 
 from app import parameters
 
 
+def _fail_fast(schema: Any) -> None:
+    """Have every list of a schema of pydantic's end at its first problem."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for inner in schema.values():
+            _fail_fast(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            _fail_fast(inner)
+
+
 class StrictModel(BaseModel):
-    """What callers send: a wrong type is refused, not converted, and an unknown field is refused, not dropped."""
+    """What callers send: a wrong type is refused, not converted, and an unknown field is refused, not dropped.
+
+    One problem is told, and there could be as many as there are values: of a list's the first is looked for, and of fields that are
+    more than there can be the first unknown one.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        """As in BaseModel."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_more_than_there_are(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > len(cls.model_fields):
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            unknown = next(name for name in given if name not in known)
+            raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted", {"at": f".{unknown}"})
+        return given
 
 
 DEEPEST = 64
@@ -33,6 +65,13 @@ def _not_too_deep(schema: Any) -> Any:
 
 Schema = Annotated[dict[str, Any], AfterValidator(_not_too_deep)]
 """A JSON schema."""
+
+
+def not_longer(given: Any, most: int) -> Any:
+    """The same, unless it is an object of more than ``most`` keys; asked before pydantic looks for the problem of each."""
+    if isinstance(given, dict) and len(given) > most:
+        raise PydanticKnownError("too_long", {"field_type": "Dictionary", "max_length": most, "actual_length": len(given)})
+    return given
 
 
 def joined_parts(content: Any, kinds: Sequence[str] = ("text",)) -> Any:
@@ -88,7 +127,7 @@ class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(joined_parts, str | list[dict[str, str]] | None)] = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="Extension. What an assistant thought, for templates that render it.")
 
@@ -128,7 +167,9 @@ class TemplateOptions(StrictModel):
 
     add_generation_prompt: bool | None = Field(None, description="Extension. false: the template does not open a new answer.")
     continue_final_message: bool | None = Field(None, description="Extension. The answer continues the last message.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Extension. Variables for the chat template.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, max_length=64, description="Extension. Variables for the chat template."
+    )
 
     @model_validator(mode="after")
     def _options_agree(self) -> TemplateOptions:

@@ -19,6 +19,7 @@ OTHER: Final = "other"
 ERROR_CODES: Final[dict[str, int]] = {
     "client_closed_request": 499,
     "context_length_exceeded": 400,
+    "conversation_too_large": 400,
     "host_not_allowed": 403,
     "internal_error": 500,
     "invalid_api_key": 401,

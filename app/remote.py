@@ -14,8 +14,8 @@ from speculative.remote.host import Generate
 from speculative.request import Request, RequestOutput
 
 
-def generating(serving: Serving, take_rate: Callable[[], None]) -> Generate:
-    """What runs the texts of one connection, each of which counts as a request of its caller's."""
+def generating(serving: Serving, take_rate: Callable[[], None], owner: str) -> Generate:
+    """What runs the texts of one connection, each of which counts as a request of its caller's, whose key ``owner`` names."""
 
     async def generate(request: Request) -> AsyncGenerator[RequestOutput, None]:
         try:
@@ -23,7 +23,7 @@ def generating(serving: Serving, take_rate: Callable[[], None]) -> Generate:
             if (grammar := request.params.grammar) is not None:
                 await compile_grammar(serving, grammar)
             serving.engine.validate(request)
-            places = places_for(serving, [request])
+            places = places_for(serving, [request], owner)
             try:
                 async with aclosing(limited(serving, run(serving, [request], places))) as outputs:
                     async for _, output in outputs:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from app import parameters
-from app.messages import Message, StrictModel, TemplateOptions, joined_parts
+from app.messages import Message, StrictModel, TemplateOptions, joined_parts, not_longer
 from app.structured import Constraint, ResponseFormat, StructuredRequest, form_of
 from app.tools.schemas import Tool, ToolOptions
 from speculative.request import MAX_LOGPROBS
@@ -22,6 +22,7 @@ COUNTS: Final = (
     "logprobs", "top_logprobs",
 )  # fmt: skip
 """Parameters that are whole numbers, of some request or other."""
+MOST_BIASES: Final = 1024
 
 
 def _listed(stop: Any) -> Any:
@@ -47,10 +48,20 @@ def _token_keys(bias: Any) -> Any:
     """JSON's keys are strings, OpenAI's are token ids."""
     if not isinstance(bias, dict):
         return bias
+    not_longer(bias, MOST_BIASES)
     wrong = next((key for key in bias if not (isinstance(key, str) and _TOKEN_KEY.fullmatch(key))), None)
     if wrong is not None:
         raise PydanticCustomError("invalid_value", "its keys must be token ids, not {key}", {"key": repr(str(wrong)[:32])})
     return {int(key): value for key, value in bias.items()}
+
+
+def _texts(metadata: Any) -> Any:
+    """Tell the first value that is none, where there may be very many."""
+    if isinstance(metadata, dict):
+        wrong = next((name for name, value in metadata.items() if not isinstance(value, str)), None)
+        if wrong is not None:
+            raise PydanticCustomError("string_type", "Input should be a valid string", {"at": f".{wrong}"})
+    return metadata
 
 
 def _is_token(ids: list[Any]) -> bool:
@@ -59,8 +70,9 @@ def _is_token(ids: list[Any]) -> bool:
 
 _Text = Annotated[str, Field(min_length=1)]
 _Some = Annotated[list[T], Field(min_length=1)]
-LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
-Conversation = Annotated[list[Message], Field(fail_fast=True)]  # the first problem is told, and there could be many thousands
+LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)]
+Identifier = Annotated[str, Field(max_length=1024)]
+"""Whatever callers tell requests apart by."""
 StopTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(max_length=16)]
 
 
@@ -108,13 +120,13 @@ class SamplingRequest(StructuredRequest):
         None, description="Extension. false: decode without a drafter; true: draft even where that is slower."
     )
     priority: int | None = Field(None, ge=-INT64, lt=INT64, description="Extension. Of waiting requests the lowest begins first.")
-    cache_salt: str | None = Field(
+    cache_salt: Identifier | None = Field(
         None, min_length=1, description="Extension. Cached prompts are shared among requests of equal salts only."
     )
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Identifier | None = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(_texts, dict[str, str] | None)] = None
+    safety_identifier: Identifier | None = None
+    prompt_cache_key: Identifier | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -201,7 +213,7 @@ class ChoicesRequest(SamplingRequest):
 class ChatCompletionRequest(ChoicesRequest, TemplateOptions, ToolOptions):
     """POST /v1/chat/completions."""
 
-    messages: Conversation = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, lt=INT32)
     prediction: Prediction | None = None
     logprobs: bool | None = None
@@ -302,7 +314,7 @@ class TokenizeRequest(TemplateOptions):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Conversation | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1)
     tools: list[Tool] | None = Field(None, max_length=128)
     add_special_tokens: bool | None = Field(
         None,
@@ -329,4 +341,4 @@ class DetokenizeRequest(StrictModel):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: list[int]

@@ -19,7 +19,7 @@ from app.responses import ChatCompletionChunk, Completion, FinishReason
 from app.responses_api.events import Event
 from app.revising import Outputs
 from app.schemas import ChoicesRequest
-from app.usage import ResponseMetrics, Usage
+from app.usage import ResponseMetrics, Totals
 from speculative.request import Request, RequestOutput, RequestStats
 
 logger = logging.getLogger("moaserve.app")
@@ -29,6 +29,9 @@ DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
 PING_S: Final = 15.0
 """Seconds between two comments that keep a silent stream's connection open: proxies end it after a minute or less."""
+
+AT_ONCE: Final = 32
+"""Events that are collected before others have their turn on the event loop, where more have come than can be told."""
 
 _MARK: Final = "\0text\0"
 """Stands for a chunk's text while all around it is written."""
@@ -107,9 +110,13 @@ class _Stream(StreamingResponse):
 
     async def _collect(self) -> None:
         try:
+            count = 0
             async for event in self._events:
                 self._unsent.append(event)
                 self._news.set()
+                count += 1
+                if count % AT_ONCE == 0:  # nothing else gives way while there is always one more
+                    await asyncio.sleep(0)
         except Exception as error:
             self._failure = error
         self._complete = True
@@ -162,7 +169,7 @@ async def _events(
     body: ChoicesRequest,
     failed: Callable[[int, str], None],
 ) -> AsyncGenerator[bytes, None]:
-    stats = [RequestStats(prompt_tokens=len(request.prompt_token_ids)) for request in requests]
+    totals = Totals([RequestStats(prompt_tokens=len(request.prompt_token_ids)) for request in requests], body.candidates)
     begun: set[int] = set()
     unfinished = len(requests)
 
@@ -172,9 +179,9 @@ async def _events(
     def event(chunk: Chunk, *, last: bool = False) -> bytes:
         # OpenAI has every chunk but the last say "usage": null, once usage was asked for.
         if body.include_usage or body.continuous_usage:
-            chunk.usage = Usage.of(stats, body.candidates) if last or body.continuous_usage else None
+            chunk.usage = totals.usage() if last or body.continuous_usage else None
         if body.continuous_metrics:
-            chunk.metrics = ResponseMetrics.of(stats)
+            chunk.metrics = totals.metrics()
         return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()  # JSON holds no raw line break
 
     def text_event(index: int, text: str) -> bytes:
@@ -190,7 +197,7 @@ async def _events(
     try:
         async with aclosing(outputs):
             async for index, output in outputs:
-                stats[index] = output.stats
+                totals.put(index, output.stats)
                 if index not in begun:
                     begun.add(index)
                     if (first := writer.begin(index, output)) is not None:
@@ -199,10 +206,10 @@ async def _events(
                     yield text_event(index, more) if isinstance(more, str) else event(more)
                 if output.finish_reason is not None:
                     unfinished -= 1
-                    metrics = None if unfinished else ResponseMetrics.of(stats)
+                    metrics = None if unfinished else totals.metrics()
                     yield event(writer.finish(index, finish_reason(output), metrics))
         if body.include_usage:
-            yield event(writer.summary(ResponseMetrics.of(stats)), last=True)
+            yield event(writer.summary(totals.metrics()), last=True)
     except Exception as error:  # the status line is long gone: the error is an event, and clients raise it
         logger.warning("a stream ended with an error: %s", error)
         told = to_api_error(error)

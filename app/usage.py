@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from pydantic import BaseModel
 
-from speculative.request import EdgeStats, RequestStats
+from speculative.request import RequestStats
+
+_ADDED: Final = (
+    "completion_tokens",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_target_calls",
+    "num_accepted_prediction_tokens",
+    "num_rejected_prediction_tokens",
+)
+"""Numbers of a choice's that are added up over all of them."""
 
 
 class PromptTokensDetails(BaseModel):
@@ -33,26 +46,9 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, choices: list[RequestStats], n: int) -> Usage:
+    def of(cls, choices: Sequence[RequestStats], n: int) -> Usage:
         """Usage of a response whose every ``n`` choices share a prompt, which counts once."""
-        prompts = choices[::n]
-        prompt_tokens = sum(stats.prompt_tokens for stats in prompts)
-        completion_tokens = sum(stats.completion_tokens for stats in choices)
-        return cls(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(stats.cached_tokens for stats in prompts)),
-            completion_tokens_details=_details(choices),
-        )
-
-
-def _details(choices: list[RequestStats]) -> CompletionTokensDetails:
-    accepted = sum(stats.num_accepted_prediction_tokens for stats in choices)
-    rejected = sum(stats.num_rejected_prediction_tokens for stats in choices)
-    if not accepted + rejected:
-        return CompletionTokensDetails(reasoning_tokens=0)
-    return CompletionTokensDetails(reasoning_tokens=0, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
+        return Totals(choices, n).usage()
 
 
 class SpeculativeDecoding(BaseModel):
@@ -83,11 +79,6 @@ class Edge(BaseModel):
     offline_tokens: int
     corrected_tokens: int
 
-    @classmethod
-    def of(cls, choices: list[EdgeStats]) -> Edge:
-        """Of all choices together."""
-        return cls(**{name: sum(getattr(stats, name) for stats in choices) for name in cls.model_fields})
-
 
 class ResponseMetrics(BaseModel):
     """How a response was made; ``edge`` is there only where that was an edge's."""
@@ -96,39 +87,112 @@ class ResponseMetrics(BaseModel):
     edge: Edge | None = None
 
     @classmethod
-    def of(cls, choices: list[RequestStats]) -> ResponseMetrics:
+    def of(cls, choices: Sequence[RequestStats]) -> ResponseMetrics:
         """Metrics of a whole response, all its choices together."""
-        metrics = cls._of(choices)
-        if edges := [stats.edge for stats in choices if stats.edge is not None]:
-            metrics.edge = Edge.of(edges)
-        return metrics
+        return Totals(choices).metrics()
 
-    @classmethod
-    def _of(cls, choices: list[RequestStats]) -> ResponseMetrics:
-        steps = sum(stats.num_drafts for stats in choices)
-        drafted = sum(stats.num_draft_tokens for stats in choices)
-        accepted = sum(stats.num_accepted_draft_tokens for stats in choices)
-        histograms = zip_longest(*(stats.acceptance_histogram for stats in choices), fillvalue=0)
-        return cls(
+
+class Totals:
+    """What the choices of a response have cost so far, all together; every ``n`` of them share a prompt, which counts once.
+
+    Only what is new of a choice is counted: a stream can tell the totals with each of its tokens, however many choices it has.
+    """
+
+    def __init__(self, choices: Sequence[RequestStats], n: int = 1) -> None:
+        self._n = n
+        self._uncounted = dict(enumerate(choices))
+        self._counted: dict[int, RequestStats] = {}
+        self._sums: Counter[str] = Counter()
+        self._accepted: Counter[int] = Counter()  # verifications, by the number of draft tokens that each accepted
+        self._first: float | None = None
+        self._last: float | None = None
+
+    def put(self, index: int, stats: RequestStats) -> None:
+        """What a choice has cost by now."""
+        self._uncounted[index] = stats
+
+    def usage(self) -> Usage:
+        """Tokens in and out."""
+        self._count()
+        sums = self._sums
+        prompt_tokens, completion_tokens = sums["prompt_tokens"], sums["completion_tokens"]
+        details = CompletionTokensDetails(reasoning_tokens=0)
+        accepted, rejected = sums["num_accepted_prediction_tokens"], sums["num_rejected_prediction_tokens"]
+        if accepted + rejected:
+            details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sums["cached_tokens"]),
+            completion_tokens_details=details,
+        )
+
+    def metrics(self) -> ResponseMetrics:
+        """How the choices were made."""
+        self._count()
+        sums = self._sums
+        steps, drafted, accepted = sums["num_drafts"], sums["num_draft_tokens"], sums["num_accepted_draft_tokens"]
+        metrics = ResponseMetrics(
             speculative_decoding=SpeculativeDecoding(
                 mean_acceptance_length=1 + accepted / steps if steps else 1.0,
                 draft_acceptance_rate=accepted / drafted if drafted else 0.0,
-                acceptance_histogram=[sum(counts) for counts in histograms],
+                acceptance_histogram=[self._accepted[count] for count in range(max(+self._accepted, default=-1) + 1)],
                 num_spec_steps=steps,
                 num_accepted_draft_tokens=accepted,
                 num_draft_tokens=drafted,
                 num_spec_tokens=accepted + steps,
-                num_target_calls=sum(stats.num_target_calls for stats in choices),
-                tokens_per_second=_tokens_per_second(choices),
+                num_target_calls=sums["num_target_calls"],
+                tokens_per_second=self._tokens_per_second(),
             )
         )
+        if sums["edges"]:
+            metrics.edge = Edge(**{name: sums[name] for name in Edge.model_fields})
+        return metrics
+
+    def _tokens_per_second(self) -> float:
+        """Decode speed of the choices together: their tokens after the first over the time since the first."""
+        if len(self._counted) == 1:
+            return self._counted[0].tokens_per_second
+        elapsed = 0.0 if self._first is None or self._last is None else self._last - self._first
+        return self._sums["later_tokens"] / elapsed if elapsed > 0 else 0.0
+
+    def _count(self) -> None:
+        turned_back = False
+        for index, stats in self._uncounted.items():
+            if (before := self._counted.get(index)) is not None:
+                self._sums.subtract(self._numbers(index, before))
+                self._accepted.subtract(dict(enumerate(before.acceptance_histogram)))
+                turned_back = turned_back or _turned_back(before, stats)
+            self._sums.update(self._numbers(index, stats))
+            self._accepted.update(dict(enumerate(stats.acceptance_histogram)))
+            self._counted[index] = stats
+        self._take_times(self._counted.values() if turned_back else self._uncounted.values(), turned_back)
+        self._uncounted.clear()
+
+    def _numbers(self, index: int, stats: RequestStats) -> dict[str, int]:
+        numbers: dict[str, int] = {name: getattr(stats, name) for name in _ADDED}
+        numbers["later_tokens"] = max(stats.completion_tokens - 1, 0)
+        if index % self._n == 0:
+            numbers |= {"prompt_tokens": stats.prompt_tokens, "cached_tokens": stats.cached_tokens}
+        if stats.edge is not None:
+            numbers |= {name: getattr(stats.edge, name) for name in Edge.model_fields}
+            numbers["edges"] = 1
+        return numbers
+
+    def _take_times(self, choices: Iterable[RequestStats], anew: bool) -> None:
+        if anew:
+            self._first = self._last = None
+        for stats in choices:
+            if (first := stats.first_token_time) is not None:
+                self._first = first if self._first is None else min(self._first, first)
+            if (last := stats.last_token_time) is not None:
+                self._last = last if self._last is None else max(self._last, last)
 
 
-def _tokens_per_second(choices: list[RequestStats]) -> float:
-    """Decode speed of the choices together: their tokens after the first over the time since the first."""
-    if len(choices) == 1:
-        return choices[0].tokens_per_second
-    first = [stats.first_token_time for stats in choices if stats.first_token_time is not None]
-    last = [stats.last_token_time for stats in choices if stats.last_token_time is not None]
-    elapsed = max(last) - min(first) if first and last else 0.0
-    return sum(max(stats.completion_tokens - 1, 0) for stats in choices) / elapsed if elapsed > 0 else 0.0
+def _turned_back(before: RequestStats, stats: RequestStats) -> bool:
+    """Whether times differ by more than tokens that have come: another replica's clock, by which a text goes on, may do that."""
+    if before.first_token_time is None or before.last_token_time is None:
+        return False
+    later = stats.last_token_time is not None and stats.last_token_time >= before.last_token_time
+    return not later or stats.first_token_time != before.first_token_time

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
+from app.admission import Places
 from app.deps import Serving
 from app.errors import UnavailableError, to_api_error
 from app.generation import unless_disconnected
-from app.guard import Places
 from app.responses_api.bodies import RUNNING, ResponseBody
 from app.responses_api.events import Event
 from app.responses_api.items import Item

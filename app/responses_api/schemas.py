@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from functools import partial
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from app import parameters
-from app.messages import StrictModel, TemplateOptions
+from app.messages import StrictModel, TemplateOptions, not_longer
 from app.responses_api.items import InputItems
 from app.responses_api.tools import (
     AllowedChoice,
@@ -41,9 +42,11 @@ Includable = Literal[
 ]
 NEVER_THERE = frozenset(get_args(Includable)) - {LOGPROBS}
 """What can be asked for and is in no answer of this server."""
+MOST_METADATA: Final = 16
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=16),
+    Field(max_length=MOST_METADATA),
+    BeforeValidator(partial(not_longer, most=MOST_METADATA)),
 ]
 
 

@@ -46,9 +46,10 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
 
     prompt, prediction, grammar = await prepared(http, serving, prepare())
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
+    continues = bool(body.continue_final_message)
     with own_names({"prompt": "messages"}):
-        requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar)
+        requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar, continues=continues)
     tokens = TokenTexts(tokenizer) if body.logprobs else None
-    origins = Origins(tokenizer) if body.return_token_origins else None
+    origins = Origins(tokenizer, [prompt] * (body.n or 1) if continues else ()) if body.return_token_origins else None
     writer = chat.ChatWriter(response_id, int(time.time()), model, tokens, tools.parser if tools else None, origins)
     return await answer(http, serving, body, requests, writer)

@@ -54,15 +54,16 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
 
     with own_names(NAMES):
         prompt, grammar = await prepared(http, serving, prepare())
-        requests = requests_for(body, [prompt], serving, response_id, grammar=grammar)
+        continues = bool(body.continue_final_message)
+        requests = requests_for(body, [prompt], serving, response_id, grammar=grammar, continues=continues)
     tokens = TokenTexts(tokenizer) if body.logprob_count is not None else None
     parser = tools.parser() if tools else None
     writer = ResponseWriter(_queued(body, response_id, model, requests[0]), tokens, parser, body.namespaces)
-    places = places_for(serving, requests)
+    places = places_for(serving, requests, owner)
     outputs = limited(serving, run(serving, requests, places))
     if body.constraint is not None:
         outputs = verified(outputs)
-    answering = Answering(serving, owner, items, places, outputs, writer, continues=bool(body.continue_final_message))
+    answering = Answering(serving, owner, items, places, outputs, writer, continues=continues)
     if body.background:
         return await answering.later()
     return answering.streamed() if body.stream else await answering.whole(http)

@@ -13,7 +13,8 @@ from app.completions import known_tokens
 from app.deps import ServingDep
 from app.responses import GUARDED, Text, TokenizerInfo, Tokens, Version
 from app.schemas import DetokenizeRequest, TokenizeRequest
-from app.tokens import TokenTexts, check_length, encoded
+from app.tokens import FAR_TOO_LONG, TokenTexts, check_length, encoded
+from speculative.errors import ContextLengthError
 
 router = APIRouter(tags=["tokenize"], route_class=BodyRoute)
 
@@ -42,6 +43,12 @@ async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Text:
     """The text of tokens."""
     check_model(serving, body.model)
     tokenizer, vocab_size = serving.engine.tokenizer, serving.model_info().vocab_size
+    most = serving.model_info().max_model_len
+    if len(body.tokens) > FAR_TOO_LONG * most:
+        raise ContextLengthError(
+            f"This model's maximum context length is {most} tokens. However, your text is too long: it has {len(body.tokens)}.",
+            param="tokens",
+        )
 
     def work() -> str:
         known_tokens(body.tokens, vocab_size, "tokens")

@@ -27,6 +27,6 @@ async def sessions(socket: WebSocket, serving: ServingDep, owner: OwnerDep, take
 
     assert serving.remote is not None  # else this route is not there
     await socket.accept()
-    await Verifier(serving.remote, generating(serving, take_rate), owner).run(receive, socket.send_bytes)
+    await Verifier(serving.remote, generating(serving, take_rate, owner), owner).run(receive, socket.send_bytes)
     with suppress(RuntimeError, WebSocketDisconnect):  # the peer has closed it already
         await socket.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
+from app.sessions.encoding import decode_foreign, encode
 from app.sessions.observing import StoreObserver, Unobserved, observed
 from app.sessions.redis_connection import RedisConnection
 from app.sessions.redis_values import RedisValues
@@ -32,8 +32,8 @@ class RedisResponses:
     async def put(self, owner: str, response_id: str, stored: StoredResponse, lease: float | None = None) -> None:
         """As in ResponseStore; what alone is larger than the whole store is not kept."""
         name = _name(owner, response_id)
-        data = json.dumps([stored.document, stored.items, stored.continues]).encode()
         with observed(self._observer, "put") as work:
+            data = await encode(stored)
             if self._values.fits(data):
                 await self._values.put([(name, data)], lease=lease)
             else:
@@ -41,13 +41,13 @@ class RedisResponses:
             work.outcome = "ok"
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """As in ResponseStore."""
-        stored = None
+        """As in ResponseStore; what is no response is not there."""
+        name, stored = _name(owner, response_id), None
         with observed(self._observer, "get") as work:
-            found = await self._values.leading([_name(owner, response_id)])
-            if found:
-                stored = StoredResponse(*json.loads(found[0]))
-            work.outcome = "hit" if found else "miss"
+            found = await self._values.leading([name])
+            if found and (stored := await decode_foreign(found[0])) is None:
+                await self._values.discard("get", name)
+            work.outcome = "hit" if stored is not None else "miss"
         return stored
 
     async def delete(self, owner: str, response_id: str) -> bool:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from redis.exceptions import RedisError
 
 from app.sessions.observing import Operation, StoreObserver, StoreUnavailableError, Unobserved
+from app.sessions.off_loop import off_loop
 from app.sessions.redis_connection import WRITE_PATIENCE, Client, RedisConnection
 from app.sessions.redis_scripts import DELETE, PUT, USE
 from app.sessions.sealing import FORMAT, HEAD, OVERHEAD, seal, unseal
 
-T = TypeVar("T")
-
 LONGEST_TTL_S: Final = 10 * 365 * 24 * 3600
-IN_LOOP_BYTES: Final = 256 * 2**10
-"""More than this is sealed and unsealed in a thread: digests of a MiB take a millisecond."""
 CHUNK_BYTES: Final = 4 * 2**20
 COMPLAINT_EVERY_S: Final = 60.0
 NO_LIMIT: Final = 2**53
@@ -94,7 +90,8 @@ class RedisValues:
 
         values = await self._connection.read(ask, patience, lenient=lenient)
         found = values[: values.index(None)] if None in values else values
-        payloads = await _off_loop(found, lambda: [unseal(key, value or b"") for key, value in zip(keys, found, strict=False)])
+        size = sum(len(value or b"") for value in found)
+        payloads = await off_loop(size, lambda: [unseal(key, value or b"") for key, value in zip(keys, found, strict=False)])
         whole: list[bytes] = []
         for key, payload in zip(keys, payloads, strict=False):
             if payload is None:
@@ -117,8 +114,8 @@ class RedisValues:
         """Keep values, in place of what was there, all of them at once, ``lease`` seconds at most; the longest unused give way."""
         keys = self._keys([name for name, _ in values])
         payloads = [payload for _, payload in values]
-        sealed = await _off_loop(payloads, lambda: [seal(key, payload) for key, payload in zip(keys, payloads, strict=True)])
         size = sum(map(len, payloads))
+        sealed = await off_loop(size, lambda: [seal(key, payload) for key, payload in zip(keys, payloads, strict=True)])
         row = row or Row()
         ends_ms = self._ttl_ms if lease is None else min(self._ttl_ms, max(1, int(lease * 1000)))
         arguments = [row.used_at, place, self._most_bytes, self._most, ends_ms, *sealed]
@@ -132,6 +129,11 @@ class RedisValues:
         """Forget values; how many were there."""
         keys = self._keys(names)
         return int(await self._connection.write(lambda client: self._script(client, DELETE, keys, [HEAD])))
+
+    async def discard(self, operation: Operation, name: str) -> None:
+        """Treat a value that is whole, but none of what is kept here, as one that is damaged."""
+        (key,) = self._keys([name])
+        await self._discard(operation, key)
 
     def fits(self, payload: bytes) -> bool:
         """Whether a value could be kept at all."""
@@ -155,10 +157,3 @@ class RedisValues:
             )
         with suppress(StoreUnavailableError):
             await self._connection.write(lambda client: self._script(client, DELETE, [key], [HEAD]), self._connection.timeout)
-
-
-async def _off_loop(payloads: Sequence[bytes | None], work: Callable[[], T]) -> T:
-    """Do what takes long for large payloads where nobody waits for it."""
-    if sum(len(payload or b"") for payload in payloads) <= IN_LOOP_BYTES:
-        return work()
-    return await asyncio.to_thread(work)

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import re
 import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -12,8 +13,12 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from app import bodies
+from app.errors import InvalidParameterError
+from app.responses_api.schemas import ResponseRequest
+from app.schemas import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from app.tokens import check_length
 from speculative.errors import ContextLengthError
 from speculative.request import Request, RequestOutput
@@ -67,13 +72,117 @@ def test_what_is_no_json_is_none_when_it_is_large(text: bytes) -> None:
         bodies.parse(text + b" " * bodies.SIMPLE)
 
 
-@pytest.mark.parametrize("one", [b"[]", b"{}", b'{"a":[1]}'])
-def test_a_large_text_of_very_many_lists_and_objects_is_refused(one: bytes) -> None:
-    few, many = bodies.MOST_CONTAINERS // 2 - 1, bodies.MOST_CONTAINERS + 1
-    padding = b" " * bodies.SIMPLE
-    assert len(bodies.parse(b"[" + b",".join([one] * few) + b"]" + padding)) == few
-    with pytest.raises(json.JSONDecodeError, match="lists and objects"):
-        bodies.parse(b"[" + b",".join([one] * many) + b"]" + padding)
+@pytest.mark.parametrize(
+    ("body", "most", "what"),
+    [
+        ('{"a":[%s]}', bodies.MOST_CONTAINERS - 2, "[]"),
+        ('{"a":[%s]}', bodies.MOST_CONTAINERS - 2, "{}"),
+        ('{"a":[%s]}', bodies.MOST_CONTAINERS // 2 - 1, '{"a":[1]}'),
+        ("{%s}", bodies.MOST_KEYS, '"a":1'),
+        ("[%s]", bodies.MOST_VALUES, "1"),
+        ("[%s]", bodies.MOST_VALUES, '"a"'),
+    ],
+)
+def test_a_text_of_very_many_values_is_refused_unread(body: str, most: int, what: str) -> None:
+    assert bodies.counted((body % ",".join([what] * most)).encode())
+    with pytest.raises(InvalidParameterError, match="The request body has more than"):
+        bodies.counted((body % ",".join([what] * (most + 1))).encode())
+
+
+@given(JSON, st.integers(1, 20))
+@settings(deadline=None)
+def test_what_stands_in_strings_is_not_counted(value: Any, stretch: int) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "_STRETCH", stretch)
+        assert "".join(bodies._outside_of_strings(text)) == re.sub(r'"(?:[^"\\]|\\.)*"', "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+async def test_a_text_of_very_many_commas_and_brackets_is_answered(
+    client: httpx.AsyncClient, engine: Paused, encoding: str
+) -> None:
+    engine.go.set()
+    body = chat_body(metadata={"a": '\\",:[{∀' * bodies.MOST_CONTAINERS})
+    text = json.dumps(body, ensure_ascii=False).encode(encoding)
+    assert bodies.counted(text)[1] < 20
+    response = await client.post(CHAT, content=text, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, TOKENIZE, "/detokenize"])
+async def test_very_many_values_are_a_400(client: httpx.AsyncClient, path: str) -> None:
+    text = f'{{"prompt":[{"5," * bodies.MOST_VALUES}5]}}'
+    response = await client.post(path, content=text, headers={"Content-Type": "application/json"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_value")
+    assert error["message"] == f"The request body has more than {bodies.MOST_VALUES} values."
+
+
+async def test_a_body_of_few_values_does_not_wait_for_one_of_many(
+    client: httpx.AsyncClient, engine: Paused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.go.set()
+    gate = Gate()
+    monkeypatch.setattr(bodies, "parse", gate.around(bodies.parse, lambda given: given[:7] == '{"slow"'))
+    many = asyncio.create_task(client.post(CHAT, json={"slow": [5] * 100_000}))
+    try:
+        assert await asyncio.to_thread(gate.entered.wait, 5)
+        for padding in (LARGE, LARGER):
+            answered = await asyncio.wait_for(client.post(CHAT, json=chat_body() | padding), 30)
+            assert answered.status_code == 200
+        assert not many.done()
+    finally:
+        gate.opened.set()
+    assert (await asyncio.wait_for(many, 30)).json()["error"]["param"] == "messages"
+
+
+KINDS: dict[str, type[BaseModel]] = {
+    CHAT: ChatCompletionRequest,
+    TEXT: CompletionRequest,
+    TOKENIZE: TokenizeRequest,
+    RESPONSES: ResponseRequest,
+}
+UNKNOWN = {f"nonsense {number}": 0 for number in range(10_000)}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        (CHAT, chat_body() | UNKNOWN, "nonsense 0", "unknown_parameter"),
+        (TEXT, {"prompt": "a"} | UNKNOWN, "nonsense 0", "unknown_parameter"),
+        (RESPONSES, {"input": "a"} | UNKNOWN, "nonsense 0", "unknown_parameter"),
+        (CHAT, chat_body(tools=[TOOL | UNKNOWN]), "tools[0].nonsense 0", "unknown_parameter"),
+        (CHAT, chat_body(tools=[5] * 10_000), "tools[0]", "invalid_type"),
+        (CHAT, chat_body(guided_choice=[5] * 10_000), "guided_choice[0]", "invalid_type"),
+        (CHAT, chat_body(stop_token_ids=["a"] * 10_000), "stop_token_ids[0]", "invalid_type"),
+        (CHAT, chat_body(metadata={"a": "b"} | UNKNOWN), "metadata.nonsense 0", "invalid_type"),
+        (RESPONSES, {"input": "a", "metadata": UNKNOWN}, "metadata", "invalid_value"),
+        (CHAT, chat_body(logit_bias=dict.fromkeys(map(str, range(10_000)), "a")), "logit_bias", "invalid_value"),
+        (CHAT, chat_body(chat_template_kwargs=UNKNOWN), "chat_template_kwargs", "invalid_value"),
+        (TOKENIZE, chat_body(chat_template_kwargs=UNKNOWN), "chat_template_kwargs", "invalid_value"),
+    ],
+)
+async def test_of_very_many_problems_one_is_looked_for(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str, code: str
+) -> None:
+    response = await client.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"], response.json()["error"]["code"]) == (400, param, code)
+    with pytest.raises(ValidationError) as refused:
+        KINDS[path].model_validate(body)
+    assert refused.value.error_count() == 1
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat_body()), (TEXT, {"prompt": "a"}), (RESPONSES, {"input": "a"})])
+@pytest.mark.parametrize("name", ["cache_salt", "prompt_cache_key", "user", "safety_identifier"])
+async def test_what_tells_requests_apart_is_short(
+    client: httpx.AsyncClient, engine: Paused, path: str, body: dict[str, Any], name: str
+) -> None:
+    engine.go.set()
+    assert (await client.post(path, json=body | {name: "a" * 1024})).status_code == 200
+    error = (await client.post(path, json=body | {name: "a" * 1025})).json()["error"]
+    assert error["message"] == f"Invalid value for '{name}': String should have at most 1024 characters."
 
 
 @pytest.mark.parametrize("padding", [LARGE, LARGER])

@@ -1,10 +1,15 @@
 """Text completions: prompts in all their forms."""
 
+import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from app.main import create_app
+from app.settings import Settings
 from tests.app.fakes import CONTEXT, FakeEngine, events
 
 TEXT = "/v1/completions"
@@ -53,3 +58,66 @@ async def test_openais_default_limit_gives_way_to_the_context(
 async def test_a_prompt_that_fills_the_context_is_refused(client: httpx.AsyncClient) -> None:
     response = await client.post(TEXT, json={"prompt": [1] * CONTEXT})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_texts_go_on_where_they_are_asked_to(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I say"}]
+    await client.post(TEXT, json={"prompt": "I say"})
+    for continues in (False, True):
+        await client.post("/v1/chat/completions", json={"messages": messages, "continue_final_message": continues})
+        await client.post("/v1/responses", json={"input": messages, "continue_final_message": continues})
+    assert [request.continues for request in engine.requests] == [True, False, False, True, True]
+
+
+def _watched(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, held: Callable[[str], None] = lambda text: None) -> list[str]:
+    """What is tokenized from now on, in order; each text is ``held`` up before."""
+    encoded: list[str] = []
+    encode = engine.tokenizer.encode
+
+    def watched(text: str, **options: Any) -> list[int]:
+        encoded.append(text)
+        held(text)
+        return encode(text, **options)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", watched)
+    return encoded
+
+
+async def test_more_texts_than_there_is_room_for_are_refused_before_any_is_tokenized(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = _watched(engine, monkeypatch)
+    app = create_app(Settings(max_num_seqs=1, max_queue_requests=2), engine)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for body in ({"prompt": ["a"] * 4}, {"prompt": ["a"] * 2, "n": 2}, {"prompt": ["a"], "best_of": 4}):
+            response = await client.post(TEXT, json=body)
+            assert response.status_code == 400
+            message = response.json()["error"]["message"]
+            assert message == "This server takes 3 texts at a time, and this request asks for 4."
+        assert encoded == []
+        assert (await client.post(TEXT, json={"prompt": ["a"] * 3})).status_code == 200
+
+
+async def test_others_are_tokenized_for_between_two_prompts(
+    app: Any, client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(text: str) -> None:
+        if text == "first":
+            begun.set()
+            assert go_on.wait(30)
+
+    encoded = _watched(engine, monkeypatch, held)
+    many = asyncio.create_task(client.post(TEXT, json={"prompt": ["first", "second", "third"], "echo": True}))
+    assert await asyncio.to_thread(begun.wait, 30)
+    other = asyncio.create_task(client.post(TEXT, json={"prompt": "other"}))
+    try:
+        while not app.state.serving.tokenizing.statistics().tasks_waiting:
+            await asyncio.sleep(0)
+    finally:
+        go_on.set()
+    assert (await asyncio.wait_for(other, 30)).status_code == 200
+    choices = (await asyncio.wait_for(many, 30)).json()["choices"]
+    assert encoded == ["first", "other", "second", "third"]
+    assert [choice["text"] for choice in choices] == [f"{prompt}Hello, world" for prompt in ("first", "second", "third")]

@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import h11
@@ -14,11 +16,11 @@ import httpx
 import pytest
 import uvicorn
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from app import connections
 from app.commands.serving import uvicorn_options
-from app.connections import HEAD_BYTES
+from app.connections import FRAGMENT_BYTES, FRAGMENTS, FRAMES, HEAD_BYTES
 from app.settings import Settings
 from tests.app.fakes import FakeEngine, chat_body
 
@@ -150,10 +152,10 @@ async def test_requests_one_behind_the_other_are_answered_in_turn(served: Served
 
 
 async def test_a_body_in_many_chunks_is_taken_whole_and_holds_nobody_up(served: Served) -> None:
-    head, _, body = post(chat_body(user="x" * 64 * 1024)).replace(b"Content-Length", b"X-Length").partition(b"\r\n\r\n")
+    head, _, body = post(chat_body()).replace(b"Content-Length", b"X-Length").partition(b"\r\n\r\n")
     head += b"\r\nTransfer-Encoding: chunked\r\n\r\n"
     close = b"GET /v1/models HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in b" " * 64 * 1024 + body)
     many = asyncio.create_task(served.said(head + chunks + b"0\r\n\r\n" + close))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}") as client:
         assert (await client.get("/health")).is_success
@@ -230,3 +232,184 @@ async def test_stopping_waits_for_no_request_that_has_not_arrived(app: Any) -> N
     assert status(said[3]) == 431
     for _, writer in open_:
         writer.close()
+
+
+TEXT, BINARY, CONTINUED, PING, PONG = 0x81, 0x82, 0x00, 0x89, 0x8A
+
+
+def frame(kind: int, data: bytes = b"") -> bytes:
+    """A client's frame, whose mask of zeros changes nothing."""
+    size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xff" + struct.pack("!Q", len(data))
+    return bytes([kind]) + size + bytes(4) + data
+
+
+Messages = Callable[[], Awaitable[bytes | None]]
+Tell = Callable[[bytes], Awaitable[None]]
+
+
+class Listening:
+    """An application for WebSockets, which ``hears`` one's messages, None when they end; over HTTP it says that it is there."""
+
+    def __init__(self, hears: Callable[[Messages, Tell], Awaitable[None]]) -> None:
+        self._hears = hears
+        self.asked, self.accepts = asyncio.Event(), asyncio.Event()
+        self.accepts.set()
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+        else:
+            await receive()
+            self.asked.set()
+            await self.accepts.wait()
+            await send({"type": "websocket.accept"})
+            await self._hears(lambda: self._next(receive), lambda data: send({"type": "websocket.send", "bytes": data}))
+
+    async def _next(self, receive: Any) -> bytes | None:
+        message = await receive()
+        return message.get("bytes") if message["type"] == "websocket.receive" else None
+
+
+async def echo(messages: Messages, tell: Tell) -> None:
+    while (message := await messages()) is not None:
+        await tell(message)
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[Served]:
+    served = Served(app)
+    try:
+        yield served
+    finally:
+        await served.stop()
+
+
+async def upgraded(served: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await served.open(f"GET / HTTP/1.1\r\nHost: test\r\n{HANDSHAKE}\r\n".encode())
+    assert status(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)) == 101
+    return reader, writer
+
+
+@pytest.mark.parametrize("kind", [BINARY, PING, PONG], ids=["messages", "pings", "pongs"])
+async def test_frames_leave_others_their_turns(kind: int) -> None:
+    turns, heard = 0, []
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def hear(messages: Messages, tell: Tell) -> None:
+        while (message := await messages()) is not None:
+            if message:
+                heard.append((message, turns))
+                await tell(message)
+
+    async with serving(Listening(hear)) as served:
+        reader, writer = await upgraded(served)
+        counting = asyncio.create_task(count())
+        writer.write(frame(BINARY, b"first") + 100 * FRAMES * frame(kind) + frame(BINARY, b"last"))
+        await asyncio.wait_for(reader.readuntil(b"last"), 30)
+        counting.cancel()
+        writer.close()
+    (first, began), (last, ended) = heard
+    assert (first, last) == (b"first", b"last")
+    assert ended - began >= 100
+
+
+async def test_all_messages_come_in_order_whenever_the_application_takes_them() -> None:
+    opened, heard = asyncio.Event(), []
+
+    async def hear(messages: Messages, tell: Tell) -> None:
+        await opened.wait()
+        while (message := await messages()) is not None:
+            heard.append(message)
+            if message == b"end":
+                await tell(message)
+
+    async with serving(Listening(hear)) as served:
+        reader, writer = await upgraded(served)
+        sent = [str(number).encode() for number in range(20_000)] + [b"x" * 2**20, b"y" * 200, b"end"]
+        writer.write(b"".join(frame(BINARY, message) + frame(PONG) for message in sent))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}") as client:
+            assert (await client.get("/")).status_code == 204  # by now some of them are there
+        opened.set()
+        await asyncio.wait_for(reader.readuntil(b"end"), 30)
+        assert heard == sent
+        writer.write(frame(0x88, struct.pack("!H", 1000)))
+        assert await asyncio.wait_for(reader.read(), 30) == b"\x88\x02" + struct.pack("!H", 1000)
+        writer.close()
+
+
+async def test_a_message_in_crumbs_ends_the_connection() -> None:
+    async with (
+        serving(Listening(echo)) as served,
+        connect(f"ws://127.0.0.1:{served.port}", compression=None, max_size=None) as client,
+    ):
+        large = [b"x" * FRAGMENT_BYTES] * (2 * FRAGMENTS)
+        for fragments in ([b""] * FRAGMENTS, large, [b""] * FRAGMENTS):
+            await client.send(fragments)
+            assert await asyncio.wait_for(client.recv(), 30) == b"".join(fragments)
+        with pytest.raises(ConnectionClosedError) as closed:
+            await client.send([b""] * (FRAGMENTS + 1))
+            await asyncio.wait_for(client.recv(), 30)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, str(FRAGMENTS) in closed.value.rcvd.reason) == (1008, True)
+
+
+async def test_of_pings_whose_answers_are_not_read_the_last_is_answered() -> None:
+    much = 2**25
+
+    async def hear(messages: Messages, tell: Tell) -> None:
+        await messages()
+        await tell(bytes(much))  # more than anything between the two keeps
+        await messages()
+        pinged.set()
+        await messages()
+
+    pinged = asyncio.Event()
+    async with serving(Listening(hear)) as served:
+        reader, writer = await upgraded(served)
+        writer.write(frame(BINARY, b"begin"))
+        await asyncio.wait_for(reader.readexactly(10), 30)
+        writer.write(b"".join(frame(PING, b"%04d" % number) for number in range(1000)) + frame(BINARY, b"done"))
+        await asyncio.wait_for(pinged.wait(), 30)
+        await asyncio.wait_for(reader.readexactly(much), 30)
+        assert await asyncio.wait_for(reader.readexactly(6), 30) == b"\x8a\x040999"
+        writer.write(frame(0x88))
+        assert await asyncio.wait_for(reader.read(), 30) == b"\x88\x00"
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("early", "answer"),
+    [
+        (frame(PING, b"early"), b"\x8a\x05early"),
+        (frame(0x02) + FRAGMENTS * frame(CONTINUED), b"\x88"),
+        (frame(TEXT, b"\xff"), b"\x88"),
+        (b"\x82\x00", b"\x88"),
+    ],
+    ids=["a ping", "crumbs", "no text", "no mask"],
+)
+async def test_who_speaks_before_the_handshake_is_answered_is_heard_after_it(
+    early: bytes, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    listening = Listening(echo)
+    listening.accepts.clear()
+    async with serving(listening) as served:
+        reader, writer = await served.open(f"GET / HTTP/1.1\r\nHost: test\r\n{HANDSHAKE}\r\n".encode())
+        await asyncio.wait_for(listening.asked.wait(), 30)
+        writer.write(early)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}") as client:
+            assert (await client.get("/")).status_code == 204  # by now it is there
+        listening.accepts.set()
+        assert status(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)) == 101
+        assert await asyncio.wait_for(reader.readexactly(len(answer)), 30) == answer
+        writer.close()
+    assert not [record for record in caplog.records if record.name == "asyncio"]

@@ -17,7 +17,7 @@ from tests.app.fakes import FakeEngine, chat_body
 class Caller:
     """One request whose client can leave."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
         self.gone = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
         self._incoming = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
@@ -26,8 +26,8 @@ class Caller:
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1",
             "method": "POST",
-            "path": "/v1/chat/completions",
-            "raw_path": b"/v1/chat/completions",
+            "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
             "scheme": "http",
@@ -103,6 +103,31 @@ async def test_who_leaves_the_queue_for_compiling_is_not_compiled_for(
     await asyncio.wait_for(answering, 30)
     assert compiled == ["a"]
     assert first.sent[0]["status"] == 200
+
+
+async def test_who_leaves_while_one_prompt_is_tokenized_is_not_tokenized_for_any_more(
+    app: Any, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(text: str, **options: Any) -> list[int]:
+        encoded.append(text)
+        begun.set()
+        assert go_on.wait(30)
+        return [0]
+
+    monkeypatch.setattr(engine.tokenizer, "encode", slow)
+    caller = Caller({"prompt": ["a", "b", "c"]}, "/v1/completions")
+    answering = asyncio.create_task(app(caller.scope, caller.receive, caller.send))
+    assert await asyncio.to_thread(begun.wait, 30)
+    caller.gone.set()
+    try:
+        await asyncio.wait_for(answering, 20)
+    finally:
+        go_on.set()
+    assert encoded == ["a"]
+    assert engine.requests == []
 
 
 async def test_time_runs_out_in_the_queue_too(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

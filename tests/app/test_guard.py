@@ -14,8 +14,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from app.admission import Admission
 from app.errors import InvalidParameterError, TooManyRequestsError
-from app.guard import Admission
 from app.keys import ApiKeys
 from app.logs import JsonFormatter, TextFormatter
 from app.main import create_app
@@ -93,7 +93,6 @@ PATHS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:The `root_path` parameter is deprecated")
 class TestRootPath:
     @pytest.mark.parametrize("root", ["", "/", "/llm", "/llm/", "/v1"])
     async def test_all_that_leads_to_a_route_is_guarded_as_the_route_itself(self, engine: FakeEngine, root: str) -> None:
@@ -243,6 +242,38 @@ class TestQueue:
             places.release()
         # With a slot free nothing waits, however long.
         admission.take([1000])
+
+    def test_one_key_of_several_fills_no_more_than_half(self) -> None:
+        admission = Admission(slots=2, most_requests=4, most_tokens=100, several_keys=True)
+        first = admission.take([1] * 4, "a")
+        with pytest.raises(TooManyRequestsError, match="2 requests of your key's may wait"):
+            admission.take([1], "a")
+        with pytest.raises(InvalidParameterError, match="4 texts at a time, and this request asks for 5"):
+            admission.take([1] * 5, "b")
+        admission.take([1, 1], "b")
+        with pytest.raises(TooManyRequestsError, match=r"4 requests may wait"):
+            admission.take([1], "c")
+        first.end(0)
+        admission.take([1], "c")
+        with pytest.raises(TooManyRequestsError, match=r"4 requests may wait"):
+            admission.take([1], "a")
+        first.release()
+        admission.take([1, 1], "a")
+
+    def test_nor_does_it_with_long_prompts(self) -> None:
+        admission = Admission(slots=1, most_requests=None, most_tokens=100, several_keys=True)
+        admission.take([40], "a")
+        with pytest.raises(TooManyRequestsError, match="50 prompt tokens of your key's may wait"):
+            admission.take([20], "a")
+        admission.take([30], "b")
+
+    async def test_other_keys_have_room_where_one_has_filled_its_half(self, engine: FakeEngine) -> None:
+        async with client_of(engine, max_num_seqs=1, max_queue_requests=4, api_key="first,second") as client:
+            for key in ("first", "second"):
+                client.headers["Authorization"] = f"Bearer {key}"
+                refused = refusal(await client.post(CHAT, json=chat_body(n=4)), 400, "invalid_value")
+                assert "takes 3 texts at a time, and this request asks for 4" in refused["message"]
+                assert (await client.post(CHAT, json=chat_body(n=3))).status_code == 200
 
     def test_giving_back_twice_is_giving_back_once(self) -> None:
         admission = Admission(slots=1, most_requests=1, most_tokens=100)

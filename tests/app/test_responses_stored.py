@@ -1,12 +1,20 @@
 """What is kept of responses: turns of a conversation, look-ups, and the store."""
 
-import httpx
+import asyncio
+from typing import Any
 
+import httpx
+import pytest
+
+from app.responses_api import conversation
 from app.sessions.memory import MemoryStore
 from app.sessions.store import StoredResponse
 from tests.app.asking import URL, body_of, client_of, created
 from tests.app.fakes import FakeEngine
 from tests.app.test_errors import assert_error
+
+THOUGHT = {"type": "reasoning", "encrypted_content": "x" * 700}
+ASKED = {"role": "user", "content": "And?"}
 
 
 class TestTurns:
@@ -33,6 +41,23 @@ class TestTurns:
         references = [{"type": "item_reference", "id": asked["id"]}, {"type": None, "id": first["output"][0]["id"]}]
         await created(client, input=[*references, {"role": "user", "content": "And?"}])
         assert [message["content"] for message in engine.tokenizer.conversations[-1]] == ["Hi", "Hello, world", "And?"]
+
+    async def test_a_response_is_read_once_however_many_of_its_items_are_referred_to(
+        self, client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = await created(client, input=[{"role": "user", "content": letter} for letter in "abc"])
+        items = (await client.get(f"{URL}/{first['id']}/input_items?order=asc")).json()["data"]
+        asked: list[str] = []
+        get = MemoryStore.get
+
+        async def noted(store: MemoryStore, owner: str, response_id: str) -> StoredResponse | None:
+            asked.append(response_id)
+            return await get(store, owner, response_id)
+
+        monkeypatch.setattr(MemoryStore, "get", noted)
+        await created(client, input=[{"id": item["id"]} for item in (*items, *first["output"], *items)])
+        assert [message["content"] for message in engine.tokenizer.conversations[-1]] == [*"abc", "Hello, world", *"abc"]
+        assert asked == [first["id"]]
 
     async def test_a_message_and_its_continuation_are_one(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
         begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, I: "}]
@@ -87,6 +112,41 @@ class TestTurns:
     async def test_what_was_not_to_be_stored_is_not(self, client: httpx.AsyncClient) -> None:
         document = await created(client, store=False)
         assert_error(await client.get(f"{URL}/{document['id']}"), 404, "response_id", "response_not_found")
+
+
+class TestLimit:
+    @pytest.fixture(autouse=True)
+    def _most(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(conversation, "MOST_BYTES", 2000)
+
+    async def test_a_conversation_grows_no_further_than_what_is_kept_of_one(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        more: dict[str, Any] = {"input": [THOUGHT, ASKED]}
+        more["previous_response_id"] = (await created(client, **more))["id"]
+        for path in ("", "/input_tokens"):
+            response = await client.post(f"{URL}{path}", json=body_of(**more))
+            assert_error(response, 400, "previous_response_id", "conversation_too_large")
+            assert "Begin a new one" in response.text and "'store': false" in response.text
+        assert len(engine.requests) == 1  # nothing was generated
+        await created(client, **more, store=False)
+        await created(client, input="And?", previous_response_id=more["previous_response_id"])
+        await created(client, input=more["input"])
+
+    @pytest.mark.parametrize("extra", [{}, {"background": True}, {"stream": True}])
+    async def test_what_alone_is_too_large_to_be_kept_is_refused_unless_it_is_not_to_be(
+        self, client: httpx.AsyncClient, engine: FakeEngine, extra: dict[str, Any]
+    ) -> None:
+        large = [THOUGHT, THOUGHT, THOUGHT, ASKED]
+        assert_error(await client.post(URL, json=body_of(input=large, **extra)), 400, "input", "conversation_too_large")
+        assert engine.requests == []
+        await created(client, input=large, store=False)
+
+    async def test_references_count_as_what_they_refer_to(self, client: httpx.AsyncClient) -> None:
+        first = await created(client, input=[THOUGHT, ASKED])
+        thought, _ = (await client.get(f"{URL}/{first['id']}/input_items?order=asc")).json()["data"]
+        references = [{"type": "item_reference", "id": thought["id"]}] * 3
+        assert_error(await client.post(URL, json=body_of(input=references)), 400, "input", "conversation_too_large")
 
 
 class TestInputTokens:
@@ -192,6 +252,50 @@ class TestMemoryStore:
         assert await there() == []
         assert await store.delete("", "a") is False
 
+    async def test_who_floods_it_with_bytes_loses_his_own(self) -> None:
+        store = MemoryStore(most=1000, most_bytes=10_000, seconds=60)
+        await store.put("small", "a", StoredResponse({"text": "x" * 1000}, []))
+        await store.put("large", "b", StoredResponse({"text": "x" * 4000}, []))
+        for number in range(20):
+            await store.put("flood", str(number), StoredResponse({"text": "x" * 1500}, []))
+        assert await _there(store, "small", "large") == ["a", "b"]
+        assert await _there(store, "flood") == ["17", "18", "19"]  # the newest
+
+    async def test_who_floods_it_with_many_loses_his_own(self) -> None:
+        store = MemoryStore(most=10, most_bytes=10_000, seconds=60)
+        await store.put("other", "a", StoredResponse({"text": "x" * 4000}, []))  # most bytes, but few
+        for number in range(20):
+            await store.put("flood", str(number), StoredResponse({}, []))
+        assert await _there(store, "other") == ["a"]
+        assert await _there(store, "flood") == [str(number) for number in range(11, 20)]
+        for name in "bcd":
+            await store.put("other", name, StoredResponse({}, []))
+        assert await _there(store, "other") == ["a", "b", "c", "d"]
+        assert await _there(store, "flood") == [str(number) for number in range(14, 20)]
+
+    async def test_of_owners_who_have_equally_much_the_one_who_has_put_something_last_keeps_it(self) -> None:
+        store = MemoryStore(most=2, most_bytes=10_000, seconds=60)
+        for owner in ("one", "two", "three"):
+            await store.put(owner, "a", StoredResponse({}, []))
+        assert (await _there(store, "one"), await _there(store, "two", "three")) == ([], ["a", "a"])
+
+    async def test_what_has_ended_gives_way_first(self) -> None:
+        now = 0.0
+        store = MemoryStore(most=2, most_bytes=10_000, seconds=60, clock=lambda: now)
+        await store.put("one", "a", StoredResponse({}, []))
+        now = 30.0
+        await store.put("two", "b", StoredResponse({}, []))
+        now = 60.0
+        await store.put("two", "c", StoredResponse({}, []))
+        assert (await _there(store, "one"), await _there(store, "two")) == ([], ["b", "c"])
+
+    async def test_many_may_put_large_ones_at_once(self) -> None:
+        store = MemoryStore(most=100, most_bytes=2**24, seconds=60)
+        large = StoredResponse({}, [{"text": "x" * 2**19}])
+        await asyncio.gather(*(store.put(owner, name, large) for name in "abcd" for owner in ("one", "two")))
+        assert await _there(store, "one", "two") == [*"abcd", *"abcd"]
+        assert await store.get("one", "d") == large
+
     async def test_what_was_put_cannot_be_changed_from_outside(self) -> None:
         store = MemoryStore(1, 1000, 60)
         stored = StoredResponse({"status": "completed"}, [])
@@ -201,3 +305,8 @@ class TestMemoryStore:
             found = await store.get("", "a")
             assert found is not None and found.document == {"status": "completed"}
             found.document.clear()
+
+
+async def _there(store: MemoryStore, *owners: str) -> list[str]:
+    names = [*"abcd", *map(str, range(20))]
+    return [name for owner in owners for name in names if await store.get(owner, name) is not None]

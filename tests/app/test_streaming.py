@@ -14,7 +14,7 @@ from app.main import create_app
 from app.responses import ChatCompletionChunk, ChunkChoice, Delta
 from app.settings import Settings
 from speculative.request import Request, RequestOutput
-from tests.app.fakes import FakeEngine, chat_body, events
+from tests.app.fakes import FakeEngine, chat_body, events, outputs
 from tests.app.test_disconnect import Caller
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -184,6 +184,54 @@ async def test_a_slow_client_gets_waiting_events_together_and_loses_none() -> No
     assert texts == ["", *engine.script]
     assert b'"finish_reason":"stop"' in finish
     assert (done, nothing) == (b"data: [DONE]", b"")
+
+
+@dataclass
+class Hasty(FakeEngine):
+    """Has all that it writes at once, and waits for nothing in between."""
+
+    told: int = 0
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        for output in outputs(request, self.script):
+            self.told += 1
+            yield output
+
+
+async def test_others_have_their_turns_while_there_is_always_more_to_tell() -> None:
+    engine = Hasty(script=["x"] * 3 * streaming.AT_ONCE)
+    told: list[int] = []
+
+    class Watching(Caller):
+        async def send(self, message: dict[str, Any]) -> None:
+            await super().send(message)
+            told.append(engine.told)
+
+    caller = Watching(chat_body(stream=True))
+    await asyncio.wait_for(create_app(Settings(), engine)(caller.scope, caller.receive, caller.send), 30)
+    assert told[1] < len(engine.script)
+    assert b"".join(message.get("body", b"") for message in caller.sent).count(b'"content":"x"') == len(engine.script)
+
+
+async def test_every_chunk_tells_what_all_choices_have_cost_by_then(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.scripts = [("a", "b", "c"), ("x", "y"), ("k",), ("l", "m")]
+    options = {"include_usage": True, "continuous_usage_stats": True, "continuous_metrics": True}
+    body = {"prompt": ["abc", "de"], "n": 2, "stream": True, "stream_options": options}
+    *chunks, last = events(await client.post(TEXT, json=body))
+    written = [0] * 4
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        written[choice["index"]] += bool(choice["text"])
+        begun = [bool(count) for count in written]
+        usage = chunk["usage"]
+        assert usage["prompt_tokens"] == 5
+        assert usage["completion_tokens"] == sum(written)
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 2 * begun[0] + 1 * begun[2]
+        assert chunk["metrics"]["speculative_decoding"]["num_spec_steps"] % 3 == 0
+    assert written == [3, 2, 1, 2]
+    assert last["usage"] == chunks[-1]["usage"]
+    assert last["metrics"] == chunks[-1]["metrics"]
+    assert last["metrics"]["speculative_decoding"]["acceptance_histogram"] == [4, 4, 4]
 
 
 async def test_a_client_that_leaves_while_it_does_not_read_ends_its_work(app: Any, engine: FakeEngine) -> None:

@@ -26,6 +26,14 @@ async def test_and_back(client: httpx.AsyncClient) -> None:
     assert (await client.post("/detokenize", json={"tokens": [97, 98]})).json() == {"prompt": "ab"}
 
 
+async def test_far_more_tokens_than_a_context_holds_are_not_put_together(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/detokenize", json={"tokens": [97] * 2 * CONTEXT})).status_code == 200
+    response = await client.post("/detokenize", json={"tokens": [97] * (2 * CONTEXT + 1)})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "tokens", "context_length_exceeded")
+    assert f"maximum context length is {CONTEXT} tokens" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

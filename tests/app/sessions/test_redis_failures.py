@@ -19,17 +19,17 @@ from app.sessions import redis_connection
 from app.sessions.redis_blocks import RedisBlocks
 from app.sessions.redis_connection import RedisConnection
 from app.sessions.redis_responses import RedisResponses
-from app.sessions.store import StoredResponse
 from tests.app.sessions.conftest import Connect
 from tests.app.sessions.observer import Seen
 from tests.app.sessions.proxy import proxy_to
 from tests.app.sessions.redis_server import RedisServer, redis_server
+from tests.app.sessions.stored import response
 
 DAY = 86_400.0
 IMPATIENT = 0.5
 BLOCKS = {f"k:{number}": random.Random(number).randbytes(1000) for number in range(8)}
 KEYS, VALUES = list(BLOCKS), list(BLOCKS.values())
-RESPONSE = StoredResponse({"id": "a"}, [])
+RESPONSE = response(id="a")
 
 
 class Both:
@@ -370,7 +370,7 @@ async def test_what_is_logged_tells_nothing_of_what_is_kept(
     both = Both(connect(redis), seen)
     async with redis.client() as raw:
         await raw.config_set("maxmemory", 1)
-        await both.responses.put("owner", "resp_1", StoredResponse({"text": "a secret"}, []))
+        await both.responses.put("owner", "resp_1", response(text="a secret"))
         await both.blocks.put({"fingerprint:hash": b"a secret"})
     assert lines(caplog) == ["there", "full"]
     for word in ("secret", "resp_1", "fingerprint", "EVAL"):

@@ -16,10 +16,10 @@ from app.sessions.redis_blocks import RedisBlocks
 from app.sessions.redis_connection import RedisConnection
 from app.sessions.redis_responses import RedisResponses
 from app.sessions.sealing import OVERHEAD, seal, unseal
-from app.sessions.store import StoredResponse
 from tests.app.sessions.conftest import Connect
 from tests.app.sessions.observer import Seen
 from tests.app.sessions.redis_server import RedisServer, executables
+from tests.app.sessions.stored import response
 
 DAY = 86_400.0
 ENDS, SIZES = "t:1:blocks:ends", "t:1:blocks:sizes"
@@ -105,7 +105,7 @@ class TestTimeToLive:
         self, raw: Any, connection: RedisConnection
     ) -> None:
         responses = RedisResponses(connection, "t", 10, 10_000, DAY)
-        await responses.put("", "a", StoredResponse({}, []))
+        await responses.put("", "a", response())
         (key,) = await raw.keys("t:1:response:*")
         assert 60_000 < await raw.pttl(key) <= DAY * 1000
         await raw.pexpire(key, 60_000)
@@ -115,11 +115,11 @@ class TestTimeToLive:
     async def test_with_a_lease_they_end_sooner_and_give_way_no_sooner(self, raw: Any, connection: RedisConnection) -> None:
         responses = RedisResponses(connection, "t", 2, 10_000, DAY)
         for name, lease in (("a", None), ("b", 60), ("c", None)):
-            await responses.put("", name, StoredResponse({"id": name}, []), lease)
+            await responses.put("", name, response(id=name), lease)
         left = {key.rsplit(b":", 1)[1]: await raw.pttl(key) for key in await raw.keys("t:1:response:*")}
         assert left.keys() == {b"b", b"c"}
         assert 0 < left[b"b"] <= 60_000 < left[b"c"]
-        await responses.put("", "b", StoredResponse({}, []))
+        await responses.put("", "b", response())
         assert await raw.pttl((await raw.keys("t:1:response:*b"))[0]) > 60_000
 
     async def test_a_time_to_live_beyond_all_bounds_is_a_long_one(self, raw: Any, connection: RedisConnection) -> None:
@@ -194,7 +194,7 @@ class TestLimits:
 
     async def test_nothing_is_left_when_all_has_ended(self, raw: Any, blocks: RedisBlocks, connection: RedisConnection) -> None:
         responses = RedisResponses(connection, "t", 10, 10_000, DAY)
-        await responses.put("", "a", StoredResponse({}, []))
+        await responses.put("", "a", response())
         assert await responses.delete("", "a")
         await blocks.put(some("a"))
         await raw.delete("t:1:block:a")
@@ -288,15 +288,29 @@ class TestDamage:
 
     async def test_a_damaged_response_is_not_there(self, raw: Any, connection: RedisConnection, seen: Seen) -> None:
         responses = RedisResponses(connection, "t", 10, 10_000, DAY, seen)
-        await responses.put("me", "a", StoredResponse({}, []))
+        await responses.put("me", "a", response())
         (key,) = await raw.keys("t:1:response:*")
         await raw.setrange(key, 30, "x")
         assert await responses.get("me", "a") is None
         assert await responses.delete("me", "a") is False
         assert seen.outcomes["get", "corrupt"] == 1
 
+    @pytest.mark.parametrize("payload", [b"[{},[]]", b'{"a":1}', b"not JSON", b""])
+    async def test_a_sealed_value_that_is_no_response_is_not_there(
+        self, raw: Any, connection: RedisConnection, seen: Seen, caplog: pytest.LogCaptureFixture, payload: bytes
+    ) -> None:
+        responses = RedisResponses(connection, "t", 10, 10_000, DAY, seen)
+        for name in "ab":
+            await responses.put("me", name, response())
+            (key,) = await raw.keys(f"t:1:response:*:{name}")
+            await raw.set(key, seal(key, payload))
+            assert await responses.get("me", name) is None
+            assert not await raw.exists(key)
+        assert (seen.outcomes["get", "corrupt"], seen.outcomes["get", "miss"], seen.outcomes["get", "hit"]) == (2, 2, 0)
+        assert [record.levelno for record in caplog.records if "damaged" in record.message] == [logging.WARNING]  # not each time
+
     async def test_keys_tell_nothing_of_owners(self, raw: Any, connection: RedisConnection) -> None:
-        await RedisResponses(connection, "t", 10, 10_000, DAY).put("a-tenant", "resp_1", StoredResponse({}, []))
+        await RedisResponses(connection, "t", 10, 10_000, DAY).put("a-tenant", "resp_1", response())
         keys = await raw.keys("*")
         assert len(keys) == 3 and not any(b"a-tenant" in key for key in keys)
         assert not any(b"a-tenant" in name for name in await raw.zrange("t:1:responses:ends", 0, -1))

@@ -15,10 +15,11 @@ from app.sessions.memory_blocks import MemoryBlocks
 from app.sessions.redis_blocks import RedisBlocks
 from app.sessions.redis_responses import RedisResponses
 from app.sessions.sealing import OVERHEAD
-from app.sessions.store import ResponseStore, StoredResponse
+from app.sessions.store import ResponseStore
 from tests.app.sessions.conftest import Connect
 from tests.app.sessions.observer import Seen
 from tests.app.sessions.redis_server import RedisServer, executables
+from tests.app.sessions.stored import response
 
 DAY = 86_400.0
 KEYS = [f"3f:{place:02x}" for place in range(40)]
@@ -144,10 +145,10 @@ class TestBlocks:
 class TestResponses:
     async def test_put_get_delete(self, make_responses: MakeResponses, seen: Seen) -> None:
         store = make_responses(10, 10_000)
-        stored = StoredResponse({"id": "a", "text": "ü\ud800\0"}, [{"n": 1.5, "none": None}])
+        stored = response({"id": "rs_1", "type": "reasoning", "n": 1.5, "none": None}, id="a", text="ü\ud800\0")
         await store.put("me", "a", stored)
         assert await store.get("me", "a") == stored
-        changed = StoredResponse({"id": "a"}, [])
+        changed = response(id="a")
         await store.put("me", "a", changed)
         assert await store.get("me", "a") == changed
         assert await store.delete("me", "a") is True
@@ -159,41 +160,41 @@ class TestResponses:
 
     async def test_each_owner_has_his_own(self, make_responses: MakeResponses) -> None:
         store = make_responses(10, 10_000)
-        await store.put("me", "a", StoredResponse({}, []))
+        await store.put("me", "a", response())
         for stranger in ("", "you", "me:a", "ME"):
             assert await store.get(stranger, "a") is None
             assert await store.delete(stranger, "a") is False
-        await store.put("you", "a", StoredResponse({"yours": True}, []))
-        assert await store.get("me", "a") == StoredResponse({}, [])
+        await store.put("you", "a", response(yours=True))
+        assert await store.get("me", "a") == response()
 
     @pytest.mark.parametrize("response_id", ["", "*", "a:b", "ä", "half a pair \ud800", "x" * 10_000, "\r\n"])
     async def test_any_id_may_be_asked_for(self, make_responses: MakeResponses, response_id: str) -> None:
         store = make_responses(10, 10_000)
         assert await store.get("me", response_id) is None
-        await store.put("me", response_id, StoredResponse({}, []))
+        await store.put("me", response_id, response())
         assert await store.get("me", response_id) is not None
 
     async def test_the_oldest_give_way_to_more(self, make_responses: MakeResponses) -> None:
         store = make_responses(2, 10_000)
         for name in "abc":
-            await store.put("", name, StoredResponse({}, []))
+            await store.put("", name, response())
             await store.get("", "a")  # looking does not make it newer
         assert await _there(store) == ["b", "c"]
-        await store.put("", "b", StoredResponse({}, []))  # anew
-        await store.put("", "d", StoredResponse({}, []))
+        await store.put("", "b", response())  # anew
+        await store.put("", "d", response())
         assert await _there(store) == ["b", "d"]
 
     async def test_the_oldest_give_way_to_larger_ones(self, make_responses: MakeResponses) -> None:
         store = make_responses(10, room_for(2, 1000))
         for name in "abc":
-            await store.put("", name, StoredResponse({"text": "x" * 900}, []))
+            await store.put("", name, response(text="x" * 850))
         assert await _there(store) == ["b", "c"]
-        await store.put("", "c", StoredResponse({"text": "x" * 3000}, []))  # too large: and what it replaces is gone
+        await store.put("", "c", response(text="x" * 3000))  # too large: and what it replaces is gone
         assert await _there(store) == ["b"]
 
     async def test_where_there_is_no_room_nothing_is_kept(self, make_responses: MakeResponses) -> None:
         store = make_responses(0, 10_000)
-        await store.put("", "a", StoredResponse({}, []))
+        await store.put("", "a", response())
         assert await store.get("", "a") is None
 
 
