@@ -142,13 +142,16 @@ def _package(cache: Path, graph: Graph) -> Path:
 
 def _compile_apart(recipe: Recipe, cache: Path, names: list[str]) -> None:
     """Compile in children, one on each core: the compiler's memory, threads and modules end with them."""
+    message = "compiling for this machine, once (--compile off skips it)"
+    if not sys.stderr.isatty():  # a bar is no line of a log
+        logger.info("%s: %s", message, ", ".join(names))
     workers = min(len(names), os.cpu_count() or 1)
     waiting: SimpleQueue[str | None] = SimpleQueue()
     for name in (*names, *(None,) * workers):
         waiting.put(name)
     with (
         ThreadPoolExecutor(max_workers=workers) as pool,
-        tqdm(total=len(names), desc="compiling for this machine, once (--compile off skips it)", unit="graph") as bar,
+        tqdm(total=len(names), desc=message, unit="graph", disable=None) as bar,
     ):
         for worker in as_completed([pool.submit(_compile_waiting, recipe, cache, waiting, bar.update) for _ in range(workers)]):
             worker.result()

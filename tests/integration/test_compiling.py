@@ -132,9 +132,9 @@ def test_an_edge_that_is_told_to_stop_while_its_drafter_is_compiled_does(tmp_pat
         [*command, "--bundle", str(tmp_path / "edge")], stderr=subprocess.PIPE, env=environment, text=True
     ) as process:
         assert process.stderr is not None
-        said = ""
-        while "compiling for this machine" not in said:
-            said += process.stderr.read(1)
+        while "compiling for this machine" not in (said := process.stderr.readline()):
+            assert said, "it has ended"
+        assert "INFO moaserve.engine" in said, "where nobody looks there is no bar, but a line in the log"
         process.terminate()
         try:
             assert process.wait(timeout=60) == 0
