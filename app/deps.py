@@ -59,6 +59,7 @@ class Serving:
     settings: HttpSettings
     engine: ServingEngine
     metrics: Metrics
+    keys: ApiKeys
     admission: Admission
     stores: Stores
     conversations: Conversations | None
@@ -79,7 +80,7 @@ class Serving:
         # Only settings of engines that have blocks say that they are kept.
         conversations = Conversations(cast(BlockEngine, engine), stores.blocks) if stores.blocks is not None else None
         tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
-        return cls(settings, engine, metrics, admission, stores, conversations, _remote(settings, engine, metrics), tracing)
+        return cls(settings, engine, metrics, keys, admission, stores, conversations, _remote(settings, engine, metrics), tracing)
 
     @property
     def store(self) -> ResponseStore:

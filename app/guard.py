@@ -33,9 +33,9 @@ GUARDED = ("/v1/", "/tokenize", "/tokenizer_info", "/detokenize")
 class Guard:
     """ASGI middleware: host, key, rate, size and encoding of a request, in this order."""
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: HttpSettings, keys: ApiKeys) -> None:
         self._app = app
-        self._keys = ApiKeys.load(settings.api_key, settings.api_key_file)
+        self._keys = keys
         self._rates = Rates(settings.rate_limit)
         self._hosts = [_host_pattern(host) for host in settings.allowed_hosts.split(",")] if settings.allowed_hosts else []
         self._origins = [origin.strip() for origin in (settings.cors_origins or "").split(",")]

@@ -66,7 +66,7 @@ def create_app(settings: HttpSettings, engine: ServingEngine) -> FastAPI:
     app.add_middleware(Head)
     app.add_middleware(NoSocket)
     app.add_middleware(Unexpected)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, keys=serving.keys)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.architectures import ARCHITECTURES as ARCHITECTURES
-from models.architectures import SUPPORTED, architecture, sliding_window
+from models.architectures import ARCHITECTURES, SUPPORTED, architecture, sliding_window
 from models.errors import CheckpointError
 from models.reading import number, whole_number
 from models.rope import RopeConfig

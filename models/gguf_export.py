@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from models.config import ARCHITECTURES, DecoderConfig
+from models.architectures import ARCHITECTURES
+from models.config import DecoderConfig
 from models.errors import CheckpointError
 from models.gguf_tokenizer import GGUFVocabulary, read_vocabulary
 from models.loader import eos_token_ids, load_tokenizer, read_tensors, resolve_target, target_config

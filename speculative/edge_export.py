@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from models.config import ARCHITECTURES, is_moa
+from models.architectures import ARCHITECTURES
+from models.config import is_moa
 from models.eagle import ARCHITECTURE as EAGLE
 from models.edge_bundle import DType, Quantization, is_bundle
 from models.edge_saving import write_bundle

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from training.durable import whole
 from training.errors import ConfigError, TrainingError, first_line
 
 KEEP = 2
@@ -38,15 +38,10 @@ def save_checkpoint(folder: Path, state: dict[str, Any], step: int) -> Path:
     for cut_off in folder.glob("checkpoint-*.tmp"):
         cut_off.unlink()
     path = folder / f"checkpoint-{step:08d}.pt"
-    temporary = path.with_suffix(".tmp")
     try:
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with whole(path) as temporary:
+            torch.save(state, temporary)
     except (OSError, RuntimeError) as error:  # PyTorch says of a full disk only that it is at another position than expected
-        temporary.unlink(missing_ok=True)
         earlier = "there is no earlier checkpoint" if latest_checkpoint(folder) is None else "earlier checkpoints are whole"
         raise TrainingError(f"cannot write {path}, is the disk full? ({first_line(error)}); {earlier}") from error
     for old in sorted(folder.glob("checkpoint-*.pt"))[:-KEEP]:

@@ -14,6 +14,19 @@ OLD = 3600.0
 """Seconds after which nobody writes any more in a temporary folder that others may share: what is written there was made before."""
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write what is to stand at ``path`` once it is on the disk; nothing is left of what fails."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        flush(temporary)
+        os.replace(temporary, path)
+    except Exception:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def flush(path: Path) -> None:
     """Wait until a file is on the disk; a rename may otherwise be there before what it names."""
     with path.open("rb") as file:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from training.durable import whole
 from training.losses import Loss
 
 SHOWN_DEPTHS = (0, 1, 3)
@@ -123,9 +123,8 @@ def cut_log(log: Path, step: int, *, measures_again: bool) -> None:
                 kept.append(text + "\n")
         except (ValueError, KeyError, TypeError):
             continue
-    temporary = log.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, log)
+    with whole(log) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")
 
 
 class Reporter:

@@ -17,6 +17,9 @@ from app.sessions.store import StoredResponse
 VALUE_BYTES = 16
 """About what a value takes besides its text."""
 
+ESCAPED = 12
+"""Bytes that no character's JSON exceeds."""
+
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # and this
 
 
@@ -37,8 +40,11 @@ async def decode_foreign(data: bytes) -> StoredResponse | None:
 
 
 async def is_larger(items: Sequence[dict[str, Any]], most: int) -> bool:
-    """Whether items take more than ``most`` bytes; no more of them are written than it takes to know."""
-    return await off_loop(_at_least(items), lambda: _exceeds(items, most))
+    """Whether items take more than ``most`` bytes; no more of them are written than it takes to know, and usually none."""
+    size = _at_least(items)
+    if size <= IN_LOOP_BYTES and ESCAPED * size <= most:
+        return False
+    return await off_loop(size, lambda: _exceeds(items, most))
 
 
 def _written(stored: StoredResponse) -> bytes:
@@ -86,6 +92,8 @@ def _at_least(value: Any) -> int:
         match waiting.pop():
             case str() as text:
                 size += len(text)
+            case int() as number:
+                size += number.bit_length() // 4  # it has more digits than that
             case list() as values:
                 size += VALUE_BYTES * len(values)
                 waiting += values

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ import numpy as np
 from training.batches import Collated, Indices
 from training.choices import Precision
 from training.corpus import Corpus
-from training.durable import flush
+from training.durable import whole
 from training.errors import ConfigError, first_line
 from training.needs import Needs
 
@@ -70,10 +69,8 @@ class Facts:
 
     def write(self, folder: Path) -> None:
         """As ``index.json``, last of a folder's parts: where it stands the others do."""
-        temporary = folder / "index.json.tmp"
-        temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-        flush(temporary)
-        os.replace(temporary, folder / "index.json")
+        with whole(folder / "index.json") as path:
+            path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
 
     def check_same(self, folder: Path) -> None:
         """Raise ConfigError where a folder was begun with other facts."""
@@ -118,16 +115,13 @@ class Plan:
 
     def write(self, folder: Path) -> None:
         """As ``plan.npz``, whole or not at all."""
-        temporary = folder / "plan.npz.tmp"
-        with temporary.open("wb") as file:
+        with whole(folder / "plan.npz") as path, path.open("wb") as file:
             np.savez(
                 file,
                 conversations=np.concatenate(self.batches),
                 batch_ends=np.cumsum([len(batch) for batch in self.batches]),
                 shard_ends=np.array([shard.stop for shard in self.shards]),
             )
-        flush(temporary)
-        os.replace(temporary, folder / "plan.npz")
 
     @cached_property
     def lengths(self) -> Indices:

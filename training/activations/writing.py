@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from models.llama import Llama
 from training.activations.index import Facts, Plan, shard_path
 from training.batches import collate
 from training.corpus import store_copy
+from training.durable import whole
 from training.errors import ConfigError, TrainingError
 
 
@@ -146,14 +146,10 @@ def _encoded(folder: Folder, number: int, target: Llama) -> Iterator[dict[str, T
 
 
 def _save(parts: dict[str, Tensor], path: Path) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        save_file(parts, temporary)
+        with whole(path) as temporary:
+            save_file(parts, temporary)
+            # safetensors lets nobody else read what it writes, and whoever trains may be somebody else.
+            shutil.copymode(path.with_name("index.json"), temporary)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise TrainingError(f"cannot write {path}: {error}") from error
-    # safetensors lets nobody else read what it writes, and whoever trains may be somebody else.
-    shutil.copymode(path.with_name("index.json"), temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

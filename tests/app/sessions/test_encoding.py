@@ -80,6 +80,8 @@ async def test_larger_is_what_takes_more_bytes() -> None:
     assert not await is_larger(EVERY, size)
     assert await is_larger(EVERY, size - 1)
     assert not await is_larger([], 0)
+    assert await is_larger([{"id": "\N{GRINNING FACE}" * 100}], 1200)
+    assert await is_larger([{"id": 10**4000}] * 10, 40_000)
 
 
 async def test_no_more_is_written_than_it_takes_to_know_what_is_larger(threads: list[str]) -> None:
