@@ -84,6 +84,15 @@ def prompt_tokens(
     return encoded(tokenizer, text, "messages", add_special_tokens=False)  # the template has written those
 
 
+def fault(tokenizer: Any) -> str | None:
+    """Why not even a greeting can be rendered, and so no chat answered; None where it can."""
+    try:
+        prompt_tokens(tokenizer, [Message(role="user", content="Hello!")], TemplateOptions())
+    except InvalidParameterError as error:
+        return str(error)
+    return None
+
+
 def predicted_tokens(tokenizer: Any, prediction: Prediction | None, most: int) -> list[int]:
     """What the caller expects the answer to be, as tokens; no more of it than a context of ``most`` tokens can hold."""
     if prediction is None:

@@ -20,6 +20,7 @@ from app.sessions.engine import BlockEngine
 from app.sessions.opening import Stores
 from app.sessions.store import ResponseStore
 from app.settings import HttpSettings
+from app.templates import read_template
 from app.tracing import Tracing
 from speculative.config import ModelInfo
 from speculative.errors import EngineNotReadyError
@@ -64,6 +65,7 @@ class Serving:
     stores: Stores
     conversations: Conversations | None
     remote: SessionRegistry | None
+    chat_template: str | None = None
     tracing: Tracing | None = None
     jobs: BackgroundJobs = field(default_factory=BackgroundJobs)
     tokenizing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
@@ -80,12 +82,22 @@ class Serving:
         # Only settings of engines that have blocks say that they are kept.
         conversations = Conversations(cast(BlockEngine, engine), stores.blocks) if stores.blocks is not None else None
         tracing = Tracing(settings.otlp_traces_endpoint) if settings.otlp_traces_endpoint else None
-        return cls(settings, engine, metrics, keys, admission, stores, conversations, _remote(settings, engine, metrics), tracing)
+        template = read_template(settings.chat_template) if settings.chat_template is not None else None
+        remote = _remote(settings, engine, metrics)
+        return cls(settings, engine, metrics, keys, admission, stores, conversations, remote, template, tracing)
 
     @property
     def store(self) -> ResponseStore:
         """Where responses are kept between requests."""
         return self.stores.responses
+
+    @property
+    def tokenizer(self) -> Any:
+        """The engine's, with the chat template that is to be used; raises as `ServingEngine.tokenizer` does."""
+        tokenizer = self.engine.tokenizer
+        if self.chat_template is not None:
+            tokenizer.chat_template = self.chat_template
+        return tokenizer
 
     def model_info(self) -> ModelInfo:
         """The loaded model; raises EngineNotReadyError while there is none, or no longer."""

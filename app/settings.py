@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from app.keys import ApiKeys
+from app.templates import read_template
 from app.tools.formats import ToolCallFormat
 from speculative.config import BUNDLED, Compile, DraftPolicy, DType, EngineConfig
 from speculative.errors import EngineLoadError
@@ -56,7 +57,8 @@ class HttpSettings(BaseSettings):
     """What all that serve HTTP are told.
 
     ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
-    model's own), ``tool_call_format`` how the model calls tools (default: as its chat template says). Lists are written with
+    model's own), ``chat_template`` a file whose template takes the place of the model's, ``tool_call_format`` how the model calls
+    tools (default: as the chat template says). Lists are written with
     commas. Who may ask, how often and how much: see ``guard`` and ``keys``; what is kept of answers: see ``sessions``; what
     is told of requests: see ``metrics`` and ``tracing``. ``max_num_seqs`` texts are written together.
     """
@@ -71,6 +73,7 @@ class HttpSettings(BaseSettings):
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     served_model_name: str | None = Field(None, min_length=1)
+    chat_template: Path | None = None
     tool_call_format: ToolCallFormat = "auto"
 
     vllm_metric_names: bool = False
@@ -115,6 +118,13 @@ class HttpSettings(BaseSettings):
     def remote(self) -> Remote | None:
         """None where no edges are taken."""
         return None
+
+    @field_validator("chat_template")
+    @classmethod
+    def _template(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            read_template(path)
+        return path
 
     @field_validator("rate_limit")
     @classmethod

@@ -24,6 +24,9 @@ MOST_ONGOING: Final = 100_000
 SERVES_OWN: Final = frozenset({"address", "config", "forwarded_allow_ips", "host", "port", "ssl_certfile", "ssl_keyfile"})
 """Settings of `moaserve ray` that its own HTTP server follows: here Ray's proxies listen."""
 
+INGRESS_OWN: Final = frozenset({"api_key", "api_key_file", "chat_template", "ssl_certfile", "ssl_keyfile"})
+"""Settings that only ingresses follow, and files that are to be where they are; keys stay with who needs them."""
+
 
 def build(args: Mapping[str, Any]) -> Application:
     """The application of a Serve config file, whose ``args`` are settings of `moaserve ray`, and the number of ``ingresses``.
@@ -47,7 +50,7 @@ def build(args: Mapping[str, Any]) -> Application:
 
 def engines(settings: ClusterSettings) -> Application:
     """The engines alone."""
-    given = settings.given()
+    given = {name: value for name, value in settings.given().items() if name not in INGRESS_OWN}
     return engine_deployment(settings).bind(given)
 
 

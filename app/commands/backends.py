@@ -126,7 +126,7 @@ class LocalBackend:
         """The engine's answer, as it comes."""
         try:
             request = ChatCompletionRequest.model_validate(body)
-            prompt = chat.prompt_tokens(self._engine.tokenizer, request.messages, request)
+            prompt = chat.prompt_tokens(self._serving.tokenizer, request.messages, request)
             requests = requests_for(request, [prompt], self._serving, uuid.uuid4().hex)
             places = places_for(self._serving, requests)
             async with aclosing(run(self._serving, requests, places)) as outputs:

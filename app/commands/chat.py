@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.commands import options
+from app.commands import http_options, options
 
 if TYPE_CHECKING:
     from app.commands.backends import Backend
@@ -33,6 +33,7 @@ def chat(
             help="--no-speculative decodes plainly: same answers, slower. --speculative drafts even where that is slower."
         ),
     ] = None,
+    chat_template: http_options.ChatTemplate = None,
     config: options.Config = None,
     model: options.Model = None,
     dtype: options.DType = None,
@@ -63,6 +64,7 @@ def chat(
       echo "What is 12 times 7?" | moaserve chat
     """
     engine_options = {
+        "chat_template": chat_template,
         "config": config,
         "model": model,
         "dtype": dtype,

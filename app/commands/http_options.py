@@ -14,6 +14,10 @@ WATCHING = "Metrics and traces"
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all. (default: 127.0.0.1)")]
 ServedModelName = Annotated[str | None, typer.Option(help="Name that clients use for the model. (default: the model's own)")]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(help="File with a Jinja template that writes conversations for the model. (default: the model's own)"),
+]
 ToolCallFormat = Annotated[
     str | None, typer.Option(help="How the model calls tools: auto, hermes, llama3_json or none. (default: auto)")
 ]

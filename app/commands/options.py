@@ -242,7 +242,8 @@ def _explain(problem: ErrorDetails, given: dict[str, Any]) -> str:
         source = "--" + name.replace("_", "-")
     else:
         source = variable if variable in os.environ else f"{name} in the config file"
-    return f"{source}: {message} (got {problem['input']!r})"
+    value = problem["input"]
+    return f"{source}: {message} (got {str(value) if isinstance(value, Path) else value!r})"
 
 
 def named(drafters: list[str]) -> dict[str, str]:

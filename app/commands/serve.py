@@ -18,6 +18,7 @@ def serve(
     host: http_options.Host = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free one. (default: 8000)")] = None,
     served_model_name: http_options.ServedModelName = None,
+    chat_template: http_options.ChatTemplate = None,
     tool_call_format: http_options.ToolCallFormat = None,
     config: options.Config = None,
     log_level: options.LogLevel = None,

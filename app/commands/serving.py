@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 import typer
 
 if TYPE_CHECKING:
-    from app.deps import ServingEngine
+    from app.deps import Serving, ServingEngine
     from app.settings import HttpSettings
 
     class CommandEngine(ServingEngine, Protocol):
@@ -157,7 +157,7 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
             saying = f"cannot load {what}: "
             try:
                 await engine.wait_ready()
-                _print_welcome(settings, listener, engine)
+                _print_welcome(settings, listener, app.state.serving)
                 saying = ""
                 await engine.wait_lost()
             except EngineError as error:
@@ -228,17 +228,33 @@ def uvicorn_options(settings: HttpSettings) -> dict[str, Any]:
     }
 
 
-def _print_welcome(settings: HttpSettings, listener: socket.socket, engine: CommandEngine) -> None:
-    info = engine.info
+def _print_welcome(settings: HttpSettings, listener: socket.socket, serving: Serving) -> None:
+    info = serving.engine.info
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     scheme = "https" if settings.ssl_certfile else "http"
-    name, url = settings.served_model_name or info.name, f"{scheme}://{host}:{port}/v1"
+    name, url = serving.model_name(), f"{scheme}://{host}:{port}/v1"
+    path, prompt = example(serving)
     playground = f"Playground: {url.removesuffix('v1')}\n" if settings.playground else ""
     _say(
         settings,
         f"MoA Serve is ready at {url}: {name}, {info.dtype} on {info.device}, drafter {info.drafter}, "
         f"{info.max_model_len} tokens of context\n{playground}"
-        f"Try: curl -N {url}/chat/completions -H 'Content-Type: application/json' "
-        f'-d \'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}\'',
+        f'Try: curl -N {url}/{path} -H \'Content-Type: application/json\' -d \'{{"model": "{name}", "stream": true, {prompt}}}\'',
     )
+
+
+def example(serving: Serving) -> tuple[str, str]:
+    """A path that answers, and a prompt for it; warns where the model can be asked no chats."""
+    from app.chat import fault
+    from speculative.errors import InvalidRequestError
+
+    try:
+        why = fault(serving.tokenizer)
+    except InvalidRequestError as error:
+        logger.warning("only prompts of token ids will be answered: %s", error)
+        return "completions", '"prompt": [1, 2, 3]'
+    if why is None:
+        return "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
+    logger.warning("chats will be refused (--chat-template may name a file with another template): %s", why)
+    return "completions", '"prompt": "Once upon a time"'

@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1", tags=["chat"], route_class=BodyRoute)
 async def create_chat_completion(body: ChatCompletionRequest, http: Request, serving: ServingDep) -> Response:
     """Answer a conversation."""
     model = check_model(serving, body.model)
-    tokenizer = serving.engine.tokenizer
+    tokenizer = serving.tokenizer
     tools = calling(body, body.constraint, serving.settings.tool_call_format, tokenizer)
     most = serving.model_info().max_model_len
 

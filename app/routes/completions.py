@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1", tags=["completions"], route_class=BodyRoute)
 async def create_completion(body: CompletionRequest, http: Request, serving: ServingDep) -> Response:
     """Continue one prompt or several; choice ``k`` of prompt ``p`` has index ``p * n + k``."""
     model = check_model(serving, body.model)
-    tokenizer, vocab_size = serving.engine.tokenizer, serving.model_info().vocab_size
+    tokenizer, vocab_size = serving.tokenizer, serving.model_info().vocab_size
     most = serving.model_info().max_model_len
     serving.admission.check(len(body.prompt) * body.candidates)  # tokenizing all of them may take a minute
 

@@ -42,7 +42,7 @@ NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_token
 async def create_response(body: ResponseRequest, http: Request, serving: ServingDep, owner: OwnerDep) -> Response:
     """Answer a conversation, and keep the answer."""
     model = check_model(serving, body.model)
-    tokenizer = serving.engine.tokenizer
+    tokenizer = serving.tokenizer
     response_id = _new_id()
     items = await conversation(serving.store, owner, body, response_id)
     tools = calling(body.tool_options, body.constraint, serving.settings.tool_call_format, tokenizer)
@@ -143,7 +143,7 @@ def _new_id() -> str:
 
 async def _prompt(serving: Serving, body: ResponseRequest, items: list[Item]) -> list[int]:
     """The tokens of a conversation that a response is to answer."""
-    tokenizer, most, tools = serving.engine.tokenizer, serving.model_info().max_model_len, body.tool_options.offered_tools
+    tokenizer, most, tools = serving.tokenizer, serving.model_info().max_model_len, body.tool_options.offered_tools
     return await tokenize(
         serving, lambda: chat.prompt_tokens(tokenizer, messages(body.instructions, items), body, tools, most=most)
     )

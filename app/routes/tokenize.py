@@ -23,7 +23,7 @@ router = APIRouter(tags=["tokenize"], route_class=BodyRoute)
 async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
     """A prompt's tokens, or a conversation's as the chat template writes it."""
     check_model(serving, body.model)
-    tokenizer, most = serving.engine.tokenizer, serving.model_info().max_model_len
+    tokenizer, most = serving.tokenizer, serving.model_info().max_model_len
 
     def work() -> tuple[list[int], list[str] | None]:
         if body.messages is not None:
@@ -42,7 +42,7 @@ async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
 async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Text:
     """The text of tokens."""
     check_model(serving, body.model)
-    tokenizer, vocab_size = serving.engine.tokenizer, serving.model_info().vocab_size
+    tokenizer, vocab_size = serving.tokenizer, serving.model_info().vocab_size
     most = serving.model_info().max_model_len
     if len(body.tokens) > FAR_TOO_LONG * most:
         raise ContextLengthError(
@@ -61,7 +61,7 @@ async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Text:
 async def tokenizer_info(serving: ServingDep) -> TokenizerInfo:
     """The chat template and the special tokens, for clients that write prompts by themselves."""
     check_model(serving, None)
-    tokenizer = serving.engine.tokenizer
+    tokenizer = serving.tokenizer
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
     return TokenizerInfo(tokenizer_class=type(tokenizer).__name__, **{name: getattr(tokenizer, name, None) for name in names})
 

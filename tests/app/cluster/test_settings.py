@@ -63,3 +63,12 @@ def test_without_ray_the_command_says_what_to_install(monkeypatch: pytest.Monkey
         monkeypatch.delitem(__import__("sys").modules, name)
     result = CliRunner().invoke(cli, ["ray"])
     assert result.exit_code == 1 and "pip install 'moaserve[ray]'" in result.output
+
+
+def test_keys_and_files_of_the_ingress_do_not_go_to_replicas(tmp_path: Path) -> None:
+    application = pytest.importorskip("app.cluster.application", reason="needs the extra ray")
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages[0].content }}")
+    settings = ClusterSettings(api_key="secret", chat_template=template, max_num_seqs=2)
+    (given,) = application.engines(settings)._bound_deployment.init_args
+    assert given == {"max_num_seqs": 2}
