@@ -16,6 +16,7 @@ from models.llama import Llama
 from models.loader import MOA_EXTRAS, MOA_LAYERS, read_json
 from models.moa import MoA
 from models.published_layer import published_layer
+from models.target_weights import KEY, weights_name
 
 MAX_SHARD = "15MB"
 
@@ -23,8 +24,18 @@ TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_to
 """What a tokenizer and its chat template may consist of."""
 
 
-def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD) -> None:
-    """Write a drafter in the authors' layout: sharded safetensors, and a config.json with the target's sizes and MoA's."""
+def save_drafter(
+    drafter: MoA,
+    folder: Path,
+    *,
+    made_for: Path | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    max_shard: str = MAX_SHARD,
+) -> None:
+    """Write a drafter in the authors' layout: sharded safetensors, and a config.json with the target's sizes and MoA's.
+
+    config.json names the weights of the target in the folder ``made_for``, so that they are told from those of fine-tunes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for ours, theirs in MOA_LAYERS.items():
@@ -52,18 +63,26 @@ def save_drafter(drafter: MoA, folder: Path, *, dtype: torch.dtype = torch.bfloa
         "rms_norm_eps": target.rms_norm_eps,
         "rope_theta": target.rope.theta,
         **drafter.config.to_hf(),
+        **_named(made_for),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def save_eagle(drafter: Eagle, folder: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD) -> None:
-    """Write an EAGLE drafter under our own names."""
+def save_eagle(
+    drafter: Eagle,
+    folder: Path,
+    *,
+    made_for: Path | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    max_shard: str = MAX_SHARD,
+) -> None:
+    """The same of an EAGLE drafter, under our own names."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = dict(drafter.named_parameters())
     if drafter.draft_vocabulary is not None:
         tensors["draft_vocabulary"] = drafter.draft_vocabulary.to(torch.int32)
     _save(tensors, folder, dtype, max_shard)
-    (folder / "config.json").write_text(json.dumps(drafter.config.to_hf(), indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(drafter.config.to_hf() | _named(made_for), indent=2) + "\n", encoding="utf-8")
 
 
 def save_target(
@@ -112,6 +131,10 @@ def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard: str = MAX
     os.umask(mask)
     for file in folder.glob("*.safetensors"):
         file.chmod(0o666 & ~mask)
+
+
+def _named(target: Path | None) -> dict[str, str]:
+    return {} if target is None else {KEY: weights_name(target)}
 
 
 def _save(tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype, max_shard: str) -> None:

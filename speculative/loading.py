@@ -28,6 +28,7 @@ from models.loader import (
     resolve_target,
     target_config,
 )
+from models.target_weights import is_for_other_weights
 from speculative.compiling import compile_engine
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.cost_measuring import measure_costs, measure_reading
@@ -118,6 +119,12 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
     tokenizer = load_tokenizer(folder)
     ends = eos_token_ids(folder, tokenizer)
     found = find_drafter(config, sizes, tokenizer, length)
+    if found.folder is not None and is_for_other_weights(read_json(found.folder, "config.json"), folder):
+        logger.warning(
+            "--drafter %s was made for other weights than those of %s: answers are the same, fewer drafts are right",
+            config.drafter,
+            config.model,
+        )
     dtype = engine_dtype(config, folder, device)
     ranks: Ranks | None = None
     if config.tensor_parallel_size > 1:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from models.errors import CheckpointError
 from models.loader import BUNDLED, load_drafter
+from models.target_weights import weights_name
 from speculative.config import EngineConfig
 from speculative.loading import load_engine
 from speculative.request import Request, SamplingParams
@@ -172,6 +173,8 @@ def test_the_drafter_is_saved_in_the_published_layout_with_its_recipe(config: Tr
     recipe = json.loads((config.out / "training.json").read_text())
     assert recipe["recipe"]["sa_mlp"] == 80
     assert recipe["result"]["step"] == 2
+    named = json.loads((config.out / "config.json").read_text())["target_weights"]
+    assert named == weights_name(Path(config.target))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from models.eagle import Eagle
 from models.layers import queries
 from models.llama import Llama
+from models.loader import resolve_target
 from models.saving import save_eagle
 from training import masks
 from training.batches import Batch
@@ -125,4 +126,4 @@ class EagleTask(DraftingTask):
 
     def save(self, folder: Path) -> None:
         """As bfloat16."""
-        save_eagle(self.network, folder, dtype=torch.bfloat16)
+        save_eagle(self.network, folder, made_for=resolve_target(self.config.target), dtype=torch.bfloat16)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models.llama import Llama
+from models.loader import resolve_target
 from models.moa import MoA
 from models.saving import save_drafter
 from training import masks
@@ -78,4 +79,4 @@ class MoATask(DraftingTask):
 
     def save(self, folder: Path) -> None:
         """In the published layout, as bfloat16."""
-        save_drafter(self.network, folder, dtype=torch.bfloat16)
+        save_drafter(self.network, folder, made_for=resolve_target(self.config.target), dtype=torch.bfloat16)
