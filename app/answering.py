@@ -18,6 +18,7 @@ from app.generation import Choice, best, collect, places_for, run, unless_discon
 from app.revising import Outputs, verified
 from app.schemas import ChoicesRequest
 from app.structured import Constraint
+from app.thinking import Thinking, counted
 from app.usage import ResponseMetrics, Usage
 from speculative.errors import InvalidRequestError
 from speculative.request import Grammar, Request
@@ -77,11 +78,30 @@ async def check_grammar(serving: Serving, constraint: Constraint | None) -> None
         raise InvalidParameterError(f"Invalid value for '{constraint.param}': {error}.", param=constraint.param) from error
 
 
-async def check_tools(serving: Serving, constraints: Sequence[Constraint]) -> Grammar | None:
-    """Compile what tools make of an answer, as `Calling.constraints` has it; the grammar of the whole answer."""
-    for constraint in constraints:
+async def check_forms(
+    serving: Serving, form: Constraint | None, tools: Sequence[Constraint], thoughts: Thinking | None
+) -> Grammar | None:
+    """Compile what an answer must look like by the caller's ``form`` and by its ``tools``, as `Calling.constraints` has it.
+
+    Returns the grammar of all that is written, ``thoughts`` included; None where that may be anything.
+    """
+    for constraint in (form, *tools):
         await check_grammar(serving, constraint)
-    return constraints[-1].grammar if constraints else None
+    grammar = tools[-1].grammar if tools else None
+    if grammar is None and form is not None:
+        grammar = form.grammar
+    if thoughts is None or grammar is None:
+        return grammar
+    whole = thoughts.before(grammar)
+    await compile_grammar(serving, whole)
+    return whole
+
+
+def told(outputs: Outputs, thoughts: Thinking | None, *, final: bool) -> Outputs:
+    """The same outputs, with their thoughts counted; nothing is taken back of ``final`` ones, nor where there are thoughts."""
+    if thoughts is not None:
+        return counted(verified(outputs), thoughts)
+    return verified(outputs) if final else outputs
 
 
 def limited(serving: Serving, outputs: Outputs) -> Outputs:
@@ -91,14 +111,18 @@ def limited(serving: Serving, outputs: Outputs) -> Outputs:
 
 
 async def answer(
-    http: HttpRequest, serving: Serving, body: ChoicesRequest, requests: Sequence[Request], writer: Writer
+    http: HttpRequest,
+    serving: Serving,
+    body: ChoicesRequest,
+    requests: Sequence[Request],
+    writer: Writer,
+    thoughts: Thinking | None = None,
 ) -> Response:
     """Generate, and answer as the caller asked: a stream or one document."""
     places = places_for(serving, requests, owner_of(http))
-    outputs = limited(serving, run(serving, requests, places))
+    # Forms are for programs, few of which can take anything back.
+    outputs = told(limited(serving, run(serving, requests, places)), thoughts, final=bool(body.stream and body.constraint))
     if body.stream:
-        if body.constraint is not None:  # programs read it, and few of them can take anything back
-            outputs = verified(outputs)
         return streaming.stream(outputs, writer, requests, body, places.release, serving.metrics.error)
     try:
         choices = await unless_disconnected(http, collect(outputs, len(requests)))

@@ -32,7 +32,7 @@ from app.responses import (
 )
 from app.schemas import Prediction
 from app.tokens import TokenTexts, beginning, check_length, encoded
-from app.tools.parsing import CallDelta, ToolParser
+from app.tools.parsing import CallDelta
 from app.tools.pieces import Pieces
 from app.tools.schemas import Tool
 from app.tools.splitting import Split, Splitter
@@ -149,8 +149,8 @@ def _arguments(text: str) -> Any:
 class ChatWriter:
     """Words answers as chat completions and their chunks.
 
-    ``tokens`` are given where log-probabilities are asked for, ``origins`` where those of tokens are, and ``parser`` makes one for
-    each choice where tools may be called.
+    ``tokens`` are given where log-probabilities are asked for, ``origins`` where those of tokens are; ``pieces`` makes what splits
+    a choice.
     """
 
     def __init__(
@@ -159,13 +159,13 @@ class ChatWriter:
         created: int,
         model: str,
         tokens: TokenTexts | None,
-        parser: Callable[[], ToolParser] | None = None,
+        pieces: Callable[[], Pieces] = Pieces,
         origins: Origins | None = None,
     ) -> None:
         self._id = response_id
         self._created = created
         self._model = model
-        self._tokens, self._parser, self._origins = tokens, parser, origins
+        self._tokens, self._pieces, self._origins = tokens, pieces, origins
         self._splitters: dict[int, Splitter] = {}
         self._characters: dict[int, int] = {}
 
@@ -188,13 +188,16 @@ class ChatWriter:
     def text(self, index: int, output: RequestOutput) -> ChatCompletionChunk | str | None:
         """More of the message; its mere text where that is all."""
         split = self._splitter(index).feed(output)
-        content, calls, told_before = split.text, split.calls, self._characters.get(index, 0) - split.dropped
+        content, calls, thought = split.text, split.calls, split.thought
+        told_before = self._characters.get(index, 0) - split.dropped
         self._characters[index] = told_before + len(content)
-        if not (content or calls or output.logprobs or output.written or (self._origins and output.new_token_ids)):
+        if not (content or calls or thought or output.logprobs or output.written or (self._origins and output.new_token_ids)):
             return None
-        if not (calls or self._tokens or output.written or self._origins):
+        if not (calls or thought or self._tokens or output.written or self._origins):
             return content
-        delta = Delta(content=content) if content or not calls else Delta()
+        delta = Delta(content=content) if content or not (calls or thought) else Delta()
+        if thought:
+            delta.reasoning_content = thought
         if calls:
             delta.tool_calls = [_call_delta(call) for call in calls]
         choice = ChunkChoice(index=index, delta=delta, logprobs=self._logprobs(output.logprobs or ()), finish_reason=None)
@@ -219,9 +222,11 @@ class ChatWriter:
         return self._chunk(metrics=metrics)
 
     def _whole(self, index: int, choice: Choice) -> ChatChoice:
-        pieces = Pieces(self._parser() if self._parser else None)
+        pieces = self._pieces()
         split = Split(pieces.feed(choice.text, final=True))
         message = AssistantMessage(role="assistant", content=split.text, refusal=None)
+        if split.thought:
+            message.reasoning_content = split.thought
         if split.calls:
             message.content = split.text or None
             message.tool_calls = [_call(call) for call in split.calls]
@@ -233,7 +238,7 @@ class ChatWriter:
 
     def _splitter(self, index: int) -> Splitter:
         if index not in self._splitters:
-            self._splitters[index] = Splitter(self._parser() if self._parser else None, ordered=False)
+            self._splitters[index] = Splitter(self._pieces(), ordered=False)
         return self._splitters[index]
 
     def _chunk(self, *choices: ChunkChoice, metrics: ResponseMetrics | None = None) -> ChatCompletionChunk:

@@ -97,11 +97,12 @@ class ToolCall(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """What the model said: null where it only called tools."""
+    """What the model said: null where it only called tools; ``reasoning_content`` is what it thought before, told by its format."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 
@@ -148,6 +149,7 @@ class Delta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 

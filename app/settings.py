@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from app.keys import ApiKeys
 from app.templates import read_template
+from app.thoughts import ReasoningFormat
 from app.tools.formats import ToolCallFormat
 from speculative.config import BUNDLED, Compile, DraftPolicy, DType, EngineConfig
 from speculative.errors import EngineLoadError
@@ -58,7 +59,7 @@ class HttpSettings(BaseSettings):
 
     ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
     model's own), ``chat_template`` a file whose template takes the place of the model's, ``tool_call_format`` how the model calls
-    tools (default: as the chat template says). Lists are written with
+    tools and ``reasoning_format`` how it writes what it thinks (default: as the chat template says). Lists are written with
     commas. Who may ask, how often and how much: see ``guard`` and ``keys``; what is kept of answers: see ``sessions``; what
     is told of requests: see ``metrics`` and ``tracing``. ``max_num_seqs`` texts are written together.
     """
@@ -75,6 +76,7 @@ class HttpSettings(BaseSettings):
     served_model_name: str | None = Field(None, min_length=1)
     chat_template: Path | None = None
     tool_call_format: ToolCallFormat = "auto"
+    reasoning_format: ReasoningFormat = "auto"
 
     vllm_metric_names: bool = False
     otlp_traces_endpoint: str | None = None

@@ -18,6 +18,7 @@ _ADDED: Final = (
     "num_target_calls",
     "num_accepted_prediction_tokens",
     "num_rejected_prediction_tokens",
+    "num_reasoning_tokens",
 )
 """Numbers of a choice's that are added up over all of them."""
 
@@ -116,7 +117,7 @@ class Totals:
         self._count()
         sums = self._sums
         prompt_tokens, completion_tokens = sums["prompt_tokens"], sums["completion_tokens"]
-        details = CompletionTokensDetails(reasoning_tokens=0)
+        details = CompletionTokensDetails(reasoning_tokens=sums["num_reasoning_tokens"])
         accepted, rejected = sums["num_accepted_prediction_tokens"], sums["num_rejected_prediction_tokens"]
         if accepted + rejected:
             details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected

@@ -196,7 +196,8 @@ class RequestStats:
     ``acceptance_histogram[k]`` counts verifications in which exactly k draft tokens were accepted. ``num_drafts`` counts the
     verifications that carried a draft; ``num_target_calls`` counts every target pass, prefill chunks included.
     ``num_draft_tokens`` are the tree nodes verified; accepted and rejected prediction tokens are those of the request's prediction
-    that the answer has and has not. Times are seconds of a monotonic clock; ``scheduled_time`` is when the request got a slot.
+    that the answer has and has not, and reasoning tokens are counted by whoever tells thoughts from answers. Times are seconds of a
+    monotonic clock; ``scheduled_time`` is when the request got a slot.
     ``edge`` is there where a server verifies what an edge drafts.
     """
 
@@ -209,6 +210,7 @@ class RequestStats:
     num_target_calls: int = 0
     num_accepted_prediction_tokens: int = 0
     num_rejected_prediction_tokens: int = 0
+    num_reasoning_tokens: int = 0
     acceptance_histogram: tuple[int, ...] = ()
     arrival_time: float = 0.0
     scheduled_time: float | None = None

@@ -18,6 +18,10 @@ from app.errors import ApiError
 from app.generation import places_for, requests_for, run
 from app.schemas import ChatCompletionRequest
 from app.settings import Settings
+from app.thinking import thinking
+from app.thoughts import Thought
+from app.tools.parsing import CallDelta
+from app.tools.pieces import Pieces
 from speculative.errors import EngineError
 
 if TYPE_CHECKING:
@@ -37,11 +41,14 @@ class AnswerStats:
     tokens: int
 
 
+Told = str | Thought | AnswerStats
+
+
 class Backend(Protocol):
     """Answers conversations."""
 
-    def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | AnswerStats, None]:
-        """The answer's text as it comes, then its stats; ``body`` is that of a chat completion request."""
+    def answer(self, body: dict[str, Any]) -> AsyncGenerator[Told, None]:
+        """Thoughts and the answer's text as they come, then its stats; ``body`` is that of a chat completion request."""
 
     async def close(self) -> None:
         """Let go of everything."""
@@ -57,7 +64,7 @@ class ServerBackend:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5))
 
-    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | AnswerStats, None]:
+    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[Told, None]:
         """The server's answer, streamed."""
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         if not all(value.isascii() for value in self._headers.values()):
@@ -88,10 +95,15 @@ def _error_message(response: httpx.Response) -> str:
         return f"the server answered {response.status_code} {response.reason_phrase}"
 
 
-def _pieces(chunk: dict[str, Any]) -> list[str | AnswerStats]:
+def _pieces(chunk: dict[str, Any]) -> list[Told]:
     if "error" in chunk:
         raise ChatError(str(chunk["error"]["message"]))
-    texts: list[str | AnswerStats] = [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+    texts: list[Told] = []
+    for choice in chunk["choices"]:
+        delta = choice["delta"]
+        if thought := delta.get("reasoning_content") or delta.get("reasoning"):  # the latter is vLLM's
+            texts.append(Thought(thought))
+        texts.append(delta.get("content") or "")
     if usage := chunk.get("usage"):
         metrics = (chunk.get("metrics") or {}).get("speculative_decoding", {})
         texts.append(
@@ -122,16 +134,20 @@ class LocalBackend:
         self._serving = Serving.of(settings, engine)
         self._engine = engine
 
-    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | AnswerStats, None]:
+    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[Told, None]:
         """The engine's answer, as it comes."""
         try:
             request = ChatCompletionRequest.model_validate(body)
             prompt = chat.prompt_tokens(self._serving.tokenizer, request.messages, request)
+            thoughts = thinking(self._serving.settings.reasoning_format, self._serving.tokenizer, prompt, None)
+            pieces = Pieces(thoughts=thoughts.parser() if thoughts else None)
             requests = requests_for(request, [prompt], self._serving, uuid.uuid4().hex)
             places = places_for(self._serving, requests)
             async with aclosing(run(self._serving, requests, places)) as outputs:
                 async for _, output in outputs:
-                    yield output.text_delta
+                    for piece in pieces.feed(output.text_delta, final=output.finish_reason is not None):
+                        if not isinstance(piece, CallDelta):
+                            yield piece
                     if output.finish_reason is not None:
                         stats = output.stats
                         yield AnswerStats(stats.mean_acceptance_length, stats.tokens_per_second, stats.completion_tokens)

@@ -152,11 +152,20 @@ def _read(interactive: bool) -> str | None:
 
 def _answer(loop: asyncio.AbstractEventLoop, backend: Backend, body: dict[str, Any]) -> str:
     """Print an answer as it comes, and what it took; returns its text, as far as it came."""
+    from app.thoughts import Thought
+
     texts: list[str] = []
 
     async def show() -> None:
+        thinking = False
         async for piece in backend.answer(body):
-            if isinstance(piece, str):
+            if isinstance(piece, Thought):
+                thinking = True
+                typer.secho(piece.text, dim=True, nl=False)
+            elif isinstance(piece, str):
+                if thinking and piece:
+                    thinking = False
+                    print("\n")
                 texts.append(piece)
                 print(piece, end="", flush=True)
             else:

@@ -21,6 +21,13 @@ ChatTemplate = Annotated[
 ToolCallFormat = Annotated[
     str | None, typer.Option(help="How the model calls tools: auto, hermes, llama3_json or none. (default: auto)")
 ]
+ReasoningFormat = Annotated[
+    str | None,
+    typer.Option(
+        help="What the model thinks before it answers is told apart, as reasoning_content: think where it stands between <think> "
+        "and </think>, none to leave it in the answer. (default: auto: as the chat template says)"
+    ),
+]
 LogFormat = Annotated[str | None, typer.Option(help="text, or json: one object a line. (default: text)")]
 ApiKey = Annotated[
     str | None,

@@ -20,6 +20,7 @@ def serve(
     served_model_name: http_options.ServedModelName = None,
     chat_template: http_options.ChatTemplate = None,
     tool_call_format: http_options.ToolCallFormat = None,
+    reasoning_format: http_options.ReasoningFormat = None,
     config: options.Config = None,
     log_level: options.LogLevel = None,
     log_format: http_options.LogFormat = None,

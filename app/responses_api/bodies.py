@@ -46,7 +46,24 @@ class FunctionToolCall(BaseModel):
     namespace: str | None = None
 
 
-OutputItem = Annotated[OutputMessage | FunctionToolCall, Field(discriminator="type")]
+class ReasoningText(BaseModel):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class Reasoning(BaseModel):
+    """What the model thought before it answered; nobody sums it up."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[dict[str, Any]]
+    content: list[ReasoningText]
+
+
+OutputItem = Annotated[OutputMessage | FunctionToolCall | Reasoning, Field(discriminator="type")]
 
 
 class InputTokensDetails(BaseModel):
@@ -78,7 +95,7 @@ class ResponseUsage(BaseModel):
             input_tokens=stats.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=stats.cached_tokens, cache_write_tokens=0),
             output_tokens=stats.completion_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=stats.num_reasoning_tokens),
             total_tokens=stats.prompt_tokens + stats.completion_tokens,
         )
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from app.responses import ContentLogprob, EdgeNote
-from app.responses_api.bodies import OutputItem, OutputText, ResponseBody
+from app.responses_api.bodies import OutputItem, OutputText, ReasoningText, ResponseBody
 
 
 class ResponseEvent(BaseModel):
@@ -28,14 +28,14 @@ class ItemEvent(BaseModel):
 
 
 class PartEvent(BaseModel):
-    """A part of a message begins, or is complete."""
+    """A part of a message, or of thoughts, begins, or is complete."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     sequence_number: int
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class TextDelta(BaseModel):
@@ -63,6 +63,28 @@ class TextDone(BaseModel):
     logprobs: list[ContentLogprob]
 
 
+class ReasoningDelta(BaseModel):
+    """More of what the model thinks."""
+
+    type: Literal["response.reasoning_text.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class ReasoningDone(BaseModel):
+    """All that it thought."""
+
+    type: Literal["response.reasoning_text.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
 class ArgumentsDelta(BaseModel):
     """More of a call's arguments, as text; ``edge`` as in TextDelta."""
 
@@ -85,4 +107,6 @@ class ArgumentsDone(BaseModel):
     arguments: str
 
 
-Event = ResponseEvent | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone
+Event = (
+    ResponseEvent | ItemEvent | PartEvent | TextDelta | TextDone | ReasoningDelta | ReasoningDone | ArgumentsDelta | ArgumentsDone
+)

@@ -77,7 +77,7 @@ class InputCallOutput(_InputItem):
 
 
 class InputReasoning(_InputItem):
-    """What another model thought: it is kept with the conversation, and not told to this one."""
+    """What a model thought before what follows: told to this one where it can be read, and its template renders it."""
 
     type: Literal["reasoning"]
     summary: list[dict[str, Any]] = Field(default_factory=list)
@@ -144,19 +144,31 @@ def kept(item: InputMessage | InputCall | InputCallOutput | InputReasoning, resp
 
 
 def messages(instructions: str | None, items: Sequence[Item]) -> list[Message]:
-    """The conversation for the chat template: an assistant's text and the calls that follow it are one message."""
+    """The conversation for the chat template: an assistant's thoughts, its text and the calls that follow it are one message."""
     made = [Message(role="system", content=instructions)] if instructions is not None else []
+    thought: str | None = None
     for item in items:
+        if item["type"] == "reasoning":
+            thought = _thought(item)
+            continue
         if item["type"] == "message":
-            made.append(Message(role=item["role"], content="\n".join(part["text"] for part in item["content"])))
+            said = Message(role=item["role"], content="\n".join(part["text"] for part in item["content"]))
+            made.append(said.model_copy(update={"reasoning_content": thought}) if said.role == "assistant" else said)
         elif item["type"] == "function_call":
             name = model_name(item["name"], item.get("namespace"))
             call = ToolCall(id=item["call_id"], function=FunctionCall(name=name, arguments=item["arguments"]))
-            if made and made[-1].role == "assistant":
+            if made and made[-1].role == "assistant" and not thought:
                 said = made.pop()
                 made.append(said.model_copy(update={"tool_calls": [*(said.tool_calls or ()), call]}))
             else:
-                made.append(Message(role="assistant", tool_calls=[call]))
+                made.append(Message(role="assistant", tool_calls=[call], reasoning_content=thought))
         elif item["type"] == "function_call_output":
             made.append(Message(role="tool", content=item["output"], tool_call_id=item["call_id"], name=item.get("name")))
+        thought = None
     return made
+
+
+def _thought(item: Item) -> str | None:
+    """What a reasoning item says in words: other servers' are encrypted, or summed up."""
+    parts = [part.get("text") for part in item.get("content") or () if part.get("type") == "reasoning_text"]
+    return "\n".join(text for text in parts if isinstance(text, str)) or None

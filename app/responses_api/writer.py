@@ -24,8 +24,11 @@ from app.responses_api.calls import CallWriter
 from app.responses_api.events import ArgumentsDelta, Event, ResponseEvent, TextDelta
 from app.responses_api.items import item_id
 from app.responses_api.message import MessageWriter
+from app.responses_api.reasoning import ReasoningWriter
+from app.thoughts import Thought
 from app.tokens import TokenTexts
-from app.tools.parsing import CallDelta, ToolParser
+from app.tools.parsing import CallDelta
+from app.tools.pieces import Pieces
 from app.tools.splitting import Split, Splitter
 from app.usage import ResponseMetrics
 from speculative.request import RequestOutput, Written
@@ -36,8 +39,8 @@ Ending = Literal["response.completed", "response.incomplete", "response.failed"]
 class ResponseWriter:
     """Words one response.
 
-    ``tokens`` are given where log-probabilities are asked for, a ``parser`` where tools may be called, and ``namespaces`` (with the
-    names there) of those that the model calls by another name. A response that does not stream is told from the same events, so
+    ``tokens`` are given where log-probabilities are asked for, ``pieces`` splits the answer, and ``namespaces`` (with the names
+    there) are of those tools that the model calls by another name. A response that does not stream is told from the same events, so
     that it cannot differ from one that does.
     """
 
@@ -45,14 +48,16 @@ class ResponseWriter:
         self,
         response: ResponseBody,
         tokens: TokenTexts | None,
-        parser: ToolParser | None,
+        pieces: Pieces,
         namespaces: Mapping[str, tuple[str, str]],
     ) -> None:
         self.response, self._namespaces = response, namespaces
-        self._tokens, self._splitter = tokens, Splitter(parser, ordered=True)
+        self._tokens, self._splitter = tokens, Splitter(pieces, ordered=True)
         self._numbers = count()
+        self._answering = False
+        self._untold: list[ContentLogprob] = []
         self._done: list[OutputItem] = []
-        self._open: MessageWriter | CallWriter | None = None
+        self._open: MessageWriter | CallWriter | ReasoningWriter | None = None
 
     def begin(self) -> list[Event]:
         """The response is there, and being worked at."""
@@ -64,20 +69,37 @@ class ResponseWriter:
     def step(self, output: RequestOutput) -> list[Event]:
         """What an output adds; the last one ends the response."""
         events: list[Event] = []
-        logprobs = [] if self._tokens is None else [content_logprob(self._tokens, each) for each in output.logprobs or ()]
         split = self._splitter.feed(output)
+        logprobs = self._logprobs(output)
         pieces, note = split.pieces, None
         if output.written is not None:
             note = self._note(output.written, split)
         if (logprobs or (note is not None and note.replace_from is not None)) and not (pieces and isinstance(pieces[0], str)):
             pieces = ["", *pieces]  # of tokens that are no whole text yet, or in whose place there is none
         for piece in pieces:
-            events += self._text(piece, logprobs) if isinstance(piece, str) else self._call(piece)
+            match piece:
+                case str():
+                    events += self._text(piece, logprobs)
+                case Thought():
+                    events += self._thought(piece)
+                case CallDelta():
+                    events += self._call(piece)
         if note is not None:
             _annotate(events, note)
         if output.finish_reason is not None:
             events += self._finish(output)
         return events
+
+    def _logprobs(self, output: RequestOutput) -> list[ContentLogprob]:
+        """Those of the answer's tokens, once it has begun: of thoughts there are none."""
+        if self._tokens is None:
+            return []
+        self._untold += [content_logprob(self._tokens, each) for each in output.logprobs or ()]
+        if not self._splitter.answering:
+            return []
+        told = self._untold if self._answering else self._untold[output.stats.num_reasoning_tokens :]
+        self._answering, self._untold = True, []
+        return told
 
     def _note(self, written: Written, split: Split) -> EdgeNote | None:
         """What is said of what an edge writes; what it takes back is always of the message that is being written."""
@@ -110,6 +132,13 @@ class ResponseWriter:
             message = self._open = self._message()
             events += message.begin()
         return events + message.text(text, logprobs)
+
+    def _thought(self, thought: Thought) -> list[Event]:
+        events: list[Event] = []
+        if not isinstance(self._open, ReasoningWriter):
+            self._open = ReasoningWriter(self._item_id("rs"), len(self._done), self._numbers)
+            events += self._open.begin()
+        return events + self._open.text(thought.text)
 
     def _call(self, delta: CallDelta) -> list[Event]:
         events: list[Event] = []

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from app import chat
-from app.answering import check_grammar, check_model, check_tools, limited, prepared, tokenize
+from app.answering import check_forms, check_model, limited, prepared, tokenize, told
 from app.bodies import BodyRoute
 from app.deps import OwnerDep, Serving, ServingDep
 from app.errors import InvalidParameterError, NotFoundError, own_names
@@ -24,11 +24,12 @@ from app.responses_api.items import Item, messages
 from app.responses_api.schemas import NEVER_THERE, ResponseRequest
 from app.responses_api.tools import AllowedChoice, NamedTool
 from app.responses_api.writer import ResponseWriter
-from app.revising import verified
 from app.sessions.store import StoredResponse
 from app.structured import Constraint
+from app.thinking import Thinking, thinking
 from app.tokens import TokenTexts
 from app.tools.calling import Calling, calling
+from app.tools.pieces import Pieces
 from speculative.request import Grammar
 from speculative.request import Request as EngineRequest
 
@@ -47,22 +48,20 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
     items = await conversation(serving.store, owner, body, response_id)
     tools = calling(body.tool_options, body.constraint, serving.settings.tool_call_format, tokenizer)
 
-    async def prepare() -> tuple[list[int], Grammar | None]:
-        prompt = await _prompt(serving, body, items)
-        await check_grammar(serving, body.constraint)
-        return prompt, await check_tools(serving, _constraints(tools))
+    continues = bool(body.continue_final_message)
+
+    async def prepare() -> tuple[list[int], Thinking | None, Grammar | None]:
+        prompt, thoughts = await _prompt(serving, body, items)
+        return prompt, thoughts, await check_forms(serving, body.constraint, _constraints(tools), thoughts)
 
     with own_names(NAMES):
-        prompt, grammar = await prepared(http, serving, prepare())
-        continues = bool(body.continue_final_message)
+        prompt, thoughts, grammar = await prepared(http, serving, prepare())
         requests = requests_for(body, [prompt], serving, response_id, grammar=grammar, continues=continues)
     tokens = TokenTexts(tokenizer) if body.logprob_count is not None else None
-    parser = tools.parser() if tools else None
-    writer = ResponseWriter(_queued(body, response_id, model, requests[0]), tokens, parser, body.namespaces)
+    pieces = Pieces(tools.parser() if tools else None, thoughts.parser() if thoughts else None)
+    writer = ResponseWriter(_queued(body, response_id, model, requests[0]), tokens, pieces, body.namespaces)
     places = places_for(serving, requests, owner)
-    outputs = limited(serving, run(serving, requests, places))
-    if body.constraint is not None:
-        outputs = verified(outputs)
+    outputs = told(limited(serving, run(serving, requests, places)), thoughts, final=body.constraint is not None)
     answering = Answering(serving, owner, items, places, outputs, writer, continues=continues)
     if body.background:
         return await answering.later()
@@ -75,7 +74,7 @@ async def count_input_tokens(body: ResponseRequest, serving: ServingDep, owner: 
     check_model(serving, body.model)
     items = await conversation(serving.store, owner, body, _new_id())
     with own_names(NAMES):
-        prompt = await _prompt(serving, body, items)
+        prompt, _ = await _prompt(serving, body, items)
     return InputTokens(object="response.input_tokens", input_tokens=len(prompt))
 
 
@@ -141,12 +140,17 @@ def _new_id() -> str:
     return f"resp_{uuid.uuid4().hex}"
 
 
-async def _prompt(serving: Serving, body: ResponseRequest, items: list[Item]) -> list[int]:
-    """The tokens of a conversation that a response is to answer."""
+async def _prompt(serving: Serving, body: ResponseRequest, items: list[Item]) -> tuple[list[int], Thinking | None]:
+    """The tokens of a conversation that a response is to answer, and how its model may think about it first."""
     tokenizer, most, tools = serving.tokenizer, serving.model_info().max_model_len, body.tool_options.offered_tools
-    return await tokenize(
-        serving, lambda: chat.prompt_tokens(tokenizer, messages(body.instructions, items), body, tools, most=most)
-    )
+
+    def work() -> tuple[list[int], Thinking | None]:
+        said = messages(body.instructions, items)
+        prompt = chat.prompt_tokens(tokenizer, said, body, tools, most=most)
+        begun = said[-1].content or "" if body.continue_final_message else None
+        return prompt, thinking(serving.settings.reasoning_format, tokenizer, prompt, begun)
+
+    return await tokenize(serving, work)
 
 
 def _queued(body: ResponseRequest, response_id: str, model: str, request: EngineRequest) -> ResponseBody:

@@ -57,7 +57,7 @@ def _grammar(start: str, tools: Sequence[Tool], format: Format, form: Grammar | 
         f"TEXT: ANY & ~(ANY {json.dumps(format.opener)} ANY)" + (r" & ~/[\s\x1c-\x1f]*\{(?s:.*)/" if format.bare else ""),
         "ANY: /(?s:.*)/",
     ]
-    parts: list[Part] = [] if form is None else [{"name": "form"} | _form(form)]
+    parts: list[Part] = [] if form is None else named("form", form)
     for place, tool in enumerate(tools):
         begin = format.begin.format(name=tool.function.name).removeprefix(format.opener)
         lines.append(_mark(f"begin_{place}", begin, form))
@@ -86,14 +86,15 @@ def _arguments(tool: Tool, format: Format, *, follow: bool) -> Part:
     return schema
 
 
-def _form(form: Grammar) -> Part:
-    match form.kind:
+def named(name: str, grammar: Grammar) -> list[Part]:
+    """A grammar as a part of another, which knows it by ``name``, and the parts that it has itself."""
+    match grammar.kind:
         case "json_schema":
-            return {"json_schema": json.loads(form.source)}
+            return [{"name": name, "json_schema": json.loads(grammar.source)}]
         case "regex":
-            return {"lark_grammar": f"start: /{regex_to_lark(form.source, '')}/"}
+            return [{"name": name, "lark_grammar": f"start: /{regex_to_lark(grammar.source, '')}/"}]
         case "lark":
-            return {"lark_grammar": form.source}
+            return [{"name": name, "lark_grammar": grammar.source}]
         case "llguidance":
-            (part,) = json.loads(form.source)["grammars"]  # a schema that is followed as far as it can be
-            return dict(part)
+            whole, *parts = json.loads(grammar.source)["grammars"]
+            return [{"name": name} | whole, *parts]

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Set
 from dataclasses import dataclass
 
+from app.thoughts import Thought
 from app.tools.formats import Format
 from app.tools.reading import CallReader
 from speculative.detokenizer import overlap
@@ -21,7 +22,8 @@ class CallDelta:
     name: str | None = None
 
 
-Piece = str | CallDelta
+Piece = str | CallDelta | Thought
+"""More of an answer; of what its model thought there is more only before all others."""
 
 
 @dataclass(frozen=True, slots=True)

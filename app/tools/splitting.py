@@ -1,11 +1,12 @@
-"""RequestOutputs -> text and calls, where an edge may write some of them alone and its server revise that."""
+"""RequestOutputs -> thoughts, text and calls, where an edge may write some of them alone and its server revise that."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
 
-from app.tools.parsing import CallDelta, Piece, ToolParser, append
+from app.thoughts import Thought
+from app.tools.parsing import CallDelta, Piece, append
 from app.tools.pieces import Pieces
 from speculative.common_prefix import common_prefix
 from speculative.request import RequestOutput
@@ -22,6 +23,11 @@ class Split:
     def text(self) -> str:
         """Its text, whatever stands between."""
         return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def thought(self) -> str:
+        """What was thought."""
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, Thought))
 
     @property
     def calls(self) -> list[CallDelta]:
@@ -42,15 +48,16 @@ class _Alone:
 
 
 class Splitter:
-    """Splits one answer into text and calls; without a parser all is text.
+    """Splits one answer into text and calls, as ``pieces`` does.
 
     Text that no server has verified is told, and may be dropped again. Calls are not, nor what follows them: they wait until they
     are verified, or the answer ends, as a call that was made cannot be taken back. Where the order of text and calls is told too
-    (``ordered``), text that would begin behind a call, or might stand where a call will, waits like one.
+    (``ordered``), text that would begin behind a call, or might stand where a call will, waits like one. Of answers with thoughts
+    nothing may come that no server has verified (`revising.verified`).
     """
 
-    def __init__(self, parser: ToolParser | None, *, ordered: bool) -> None:
-        self._pieces, self._may_call, self._ordered = Pieces(parser), parser is not None, ordered
+    def __init__(self, pieces: Pieces, *, ordered: bool) -> None:
+        self._pieces, self._ordered = pieces, ordered
         self._in_text = False
         self._num_characters = 0
         self._alone: _Alone | None = None
@@ -59,6 +66,11 @@ class Splitter:
     def num_calls(self) -> int:
         """How many have begun."""
         return self._pieces.num_calls
+
+    @property
+    def answering(self) -> bool:
+        """True once there can be no more thoughts."""
+        return self._pieces.answering
 
     def feed(self, output: RequestOutput) -> Split:
         """Take the next output."""
@@ -88,7 +100,7 @@ class Splitter:
         alone = self._alone
         if alone is None:
             alone = self._alone = _Alone(copy.deepcopy(self._pieces), self._in_text, self._num_characters)
-            if self._ordered and self._may_call and not self._in_text:
+            if self._ordered and self._pieces.may_call and not self._in_text:
                 alone.held = []
         alone.written += text
         told: list[Piece] = []

@@ -19,6 +19,7 @@ from app.commands import backends, options
 from app.commands import chat as chat_command
 from app.commands.serve import serve
 from app.settings import Settings
+from app.thoughts import Thought
 from speculative.config import EngineConfig
 
 runner = CliRunner()
@@ -104,11 +105,14 @@ class EchoBackend:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
 
-    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[str | backends.AnswerStats, None]:
+    async def answer(self, body: dict[str, Any]) -> AsyncGenerator[backends.Told, None]:
         self.bodies.append(body)
         asked = body["messages"][-1]["content"]
         if asked == "fail":
             raise backends.ChatError("no luck")
+        if asked == "think":
+            yield Thought("Well,")
+            yield Thought(" so.")
         yield "You said "
         yield asked
         yield backends.AnswerStats(3.25, 150.4, 7)
@@ -141,6 +145,12 @@ def test_a_piped_conversation(backend: EchoBackend) -> None:
         "speculative": False,
     }
     assert backend.bodies[-1] == {"closed": True}
+
+
+def test_thoughts_are_shown_and_are_no_part_of_what_was_said(backend: EchoBackend) -> None:
+    result = runner.invoke(cli, ["chat"], input="think\nso\n")
+    assert "Well, so.\n\nYou said think\n" in result.stdout
+    assert backend.bodies[1]["messages"][1] == {"role": "assistant", "content": "You said think"}
 
 
 def test_a_failing_answer_ends_a_script_with_an_error(backend: EchoBackend) -> None:
