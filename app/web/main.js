@@ -9,10 +9,12 @@ import { Turn } from "./turn.js";
 const by = (id) => document.getElementById(id);
 const [thread, welcome, composer, prompt, send, spoken] = ["thread", "welcome", "composer", "prompt", "send", "spoken"].map(by);
 const [panel, toggle] = [by("settings"), by("toggle-settings")];
+const narrow = matchMedia("(max-width: 56rem)"); // as in page.css
 
 let turns = [];
 let running = null; // what stops the turn that is being answered
 let pinned = true;
+let left = 0; // where the page was when the settings were gone to
 let checkedKey = null;
 let checking = 0;
 
@@ -35,6 +37,14 @@ function shade() {
 function showSettings(shown) {
   panel.hidden = !shown;
   toggle.setAttribute("aria-expanded", String(shown));
+}
+
+/** On a narrow page the settings stand above the conversation: show them there, and go back to what was read. */
+function visitSettings() {
+  const seen = !panel.hidden && (!narrow.matches || window.scrollY < panel.offsetHeight / 2);
+  if (!seen) left = window.scrollY;
+  showSettings(!seen);
+  if (narrow.matches) window.scrollTo(0, seen ? left : 0);
 }
 
 function askForKey() {
@@ -139,7 +149,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-toggle.addEventListener("click", () => showSettings(panel.hidden));
+toggle.addEventListener("click", visitSettings);
 
 by("new").addEventListener("click", () => {
   running?.abort();

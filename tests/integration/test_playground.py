@@ -513,6 +513,25 @@ def test_it_fits_a_phone_and_can_be_read(browser: Browser, server: Server, schem
         fits()
 
 
+def test_on_a_phone_the_settings_come_into_view_and_leave_the_answer_where_it_was(browser: Browser, server: Server) -> None:
+    for visit in visiting(browser, server, viewport={"width": 360, "height": 740}):
+        page = visit.ready().page
+        page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=_stream("Two", " lines")))
+        for _ in range(4):
+            visit.send(WHO)
+            visit.finished()
+        toggle, first, last = page.get_by_role("button", name="Settings"), page.get_by_label("API key"), page.locator(".plot").last
+        toggle.click()
+        expect(first).to_be_in_viewport()
+        last.scroll_into_view_if_needed()
+        expect(first).not_to_be_in_viewport()
+        toggle.click()  # they are open, but not seen
+        expect(first).to_be_in_viewport()
+        toggle.click()
+        expect(first).to_be_hidden()
+        expect(last).to_be_in_viewport()
+
+
 def test_it_works_under_a_path_that_a_proxy_strips(visit: Visit, server: Server) -> None:
     page = visit.page
     page.route("**/llm/**", lambda route: route.fulfill(response=route.fetch(url=route.request.url.replace("/llm/", "/"))))
