@@ -35,9 +35,9 @@ function explained(status, error, retryAfter, id) {
     return new Failure(advice, { detail, about: "key" });
   }
   if (status === 429) return new Failure(`Too many requests for now. Try again in ${retryAfter} s.`, { detail, retryAfter });
-  if (status === 503) return new Failure(`The model is loading, or the server is shutting down. Try again in ${retryAfter} s.`, { detail, retryAfter });
+  if (status === 503) return new Failure(`The server cannot answer for now. Try again in ${retryAfter} s.`, { detail, retryAfter });
   if (code === "context_length_exceeded") return new Failure("This is more than the model can read. Start a new chat, or ask for fewer tokens.", { detail });
-  if (status === 404 && code === "model_not_found") return new Failure("This model is no longer served. Reload the page and choose another.", { detail });
+  if (status === 404 && code === "model_not_found") return new Failure("This model is no longer served. Choose another, then try again.", { detail });
   if (status === 408) return new Failure("This took longer than the server allows. Ask for fewer tokens.", { detail });
   if (status === 403) return new Failure("The server does not answer under this address. Use one of its --allowed-hosts.", { detail });
   if (status < 500) return new Failure("The server refuses this request. Change what it names, then try again.", { detail: detail || `HTTP ${status}` });

@@ -97,7 +97,7 @@ function end(turn, said) {
   const again = element("button", { type: "button", onclick: () => retry(turn) }, "Try again");
   const key = element("button", { type: "button", onclick: askForKey }, "Enter the key");
   turn.showFailure(...(turn.failure.about === "key" ? [key] : []), again);
-  if (turn.failure.retryAfter) connect();
+  connect(); // the server may be gone, or be another by now
 }
 
 function retry(turn) {

@@ -395,10 +395,27 @@ def test_a_model_that_loads_is_waited_for(visit: Visit) -> None:
     expect(page.locator("#state")).to_have_text("The model is loading …")
     expect(page.locator("#state")).to_have_text("Ready")
     visit.send(WHO)
-    expect(page.get_by_role("alert")).to_contain_text("The model is loading, or the server is shutting down. Try again in 1 s.")
+    expect(page.get_by_role("alert")).to_contain_text("The server cannot answer for now. Try again in 1 s.")
+    expect(page.get_by_role("alert")).to_contain_text("The model is still loading, or the server is shutting down.")
     page.get_by_role("button", name="Try again").click()
     visit.finished()
     assert visit.texts()[0]
+
+
+def test_after_a_failure_the_page_finds_out_whether_the_server_is_gone_or_another(visit: Visit) -> None:
+    page = visit.ready().page
+    page.context.set_offline(True)
+    visit.send(WHO)
+    expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached.")
+    expect(page.locator("#state")).to_have_text("No connection")
+    page.context.set_offline(False)
+    expect(page.locator("#state")).to_have_text("Ready")
+    error = {"error": {"message": "The model 'concierge' does not exist.", "code": "model_not_found"}}
+    page.route(CHAT, lambda route: route.fulfill(status=404, json=error), times=1)
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "another"}]}))
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("alert")).to_contain_text("This model is no longer served. Choose another, then try again.")
+    expect(page.get_by_label("Model")).to_have_value("another")
 
 
 def test_an_answer_that_breaks_off_is_said_to(visit: Visit) -> None:
