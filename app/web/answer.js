@@ -15,7 +15,7 @@ export class Answer {
     try {
       for await (const chunk of chat(body, key, signal)) {
         this.made = chunk.metrics?.speculative_decoding ?? this.made;
-        const choice = chunk.choices[0];
+        const choice = chunk.choices?.[0];
         if (!choice) continue;
         if (chunk.edge?.replace_from !== undefined) this.text = first(this.text, chunk.edge.replace_from);
         this.text += choice.delta.content ?? "";

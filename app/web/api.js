@@ -1,6 +1,6 @@
 // The server's API, found beside the page: whatever path a proxy serves both under.
 
-import { broken, disconnected, refused } from "./errors.js";
+import { broken, disconnected, foreign, refused, unsendable } from "./errors.js";
 import { eventData } from "./sse.js";
 
 /** The names of the served models; throws a Failure. */
@@ -29,12 +29,14 @@ export async function* chat(body, key, signal) {
       yield chunk;
     }
   } catch (error) {
+    if (error instanceof SyntaxError) throw foreign(error.message);
     throw error instanceof TypeError ? disconnected(error) : error;
   }
   if (!done) throw disconnected(new Error("The answer broke off."));
 }
 
 function headers(key) {
+  if (/[^\0-\xff]/.test(key)) throw unsendable();
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
@@ -47,5 +49,6 @@ async function ask(path, options) {
     throw disconnected(error);
   }
   if (!response.ok) throw await refused(response);
+  if (response.headers.get("Content-Type")?.startsWith("text/html")) throw foreign("It sent a web page.");
   return response;
 }

@@ -10,7 +10,7 @@ export class Failure extends Error {
 
 /** The failure that an answer other than 200 stands for. */
 export async function refused(response) {
-  const error = await response.json().then((body) => body.error, () => undefined);
+  const error = await response.json().then((body) => body?.error, () => undefined);
   const retryAfter = Number(response.headers.get("Retry-After")) || 5;
   const id = response.headers.get("X-Request-ID");
   return explained(response.status, error, retryAfter, id);
@@ -24,6 +24,16 @@ export function broken(error) {
 /** The failure that an exception of `fetch` or of reading its answer stands for. */
 export function disconnected(error) {
   return new Failure("The server cannot be reached. See that it is running and that you are online, then try again.", { detail: error.message });
+}
+
+/** The failure that an answer stands for which is none of this API's, such as a proxy's page. */
+export function foreign(detail) {
+  return new Failure("What answers here is not this server’s API. See what stands between it and this page, then try again.", { detail });
+}
+
+/** The failure that a key stands for which no request can carry, as one that was pasted with an unseen character. */
+export function unsendable() {
+  return new Failure("This API key holds a character that cannot be sent, perhaps an unseen one. Type it anew in the settings.", { about: "key" });
 }
 
 function explained(status, error, retryAfter, id) {

@@ -432,6 +432,34 @@ def test_an_answer_that_breaks_off_is_said_to(visit: Visit) -> None:
     assert visit.texts() == ["cut"]
 
 
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "advice"),
+    [
+        (200, "text/html", "<p>Sign in</p>", "What answers here is not this server’s API."),
+        (200, "text/event-stream", "data: <p>\n\n", "What answers here is not this server’s API."),
+        (200, "text/event-stream", 'data: {"id": 1}\n\n', "The server cannot be reached."),
+        (500, "application/json", "null", "The server failed."),
+    ],
+)
+def test_what_is_no_answer_of_this_api_is_said_to_be_none(visit: Visit, status: int, kind: str, body: str, advice: str) -> None:
+    page = visit.ready().page
+    page.route(CHAT, lambda route: route.fulfill(status=status, content_type=kind, body=body))
+    visit.send(WHO)
+    expect(page.get_by_role("alert")).to_contain_text(advice)
+    page.route("**/v1/models", lambda route: route.fulfill(content_type="text/html", body="<p>Sign in</p>"))
+    page.reload()
+    expect(page.locator("#state")).to_have_attribute("title", re.compile("^What answers here is not this server’s API"))
+
+
+def test_a_key_that_cannot_be_sent_is_said_to_be_the_fault(visit: Visit) -> None:
+    page = visit.ready().page
+    visit.setting("API key", "sk-\u200bpasted")
+    expect(page.locator("#state")).to_have_text("API key needed")
+    visit.send(WHO)
+    expect(page.get_by_role("alert")).to_contain_text("This API key holds a character that cannot be sent")
+    expect(page.get_by_role("button", name="Enter the key")).to_be_visible()
+
+
 def test_settings_are_sent_kept_and_checked(visit: Visit) -> None:
     page = visit.ready().page
     given = {"Temperature": "0.5", "Top p": "0.9", "Top k": "40", "Min p": "0.01", "Max tokens": "4", "Seed": "7"}
