@@ -3,13 +3,23 @@
 const KEPT = "moaserve-playground";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty"];
 
+/** Use this tab's storage, without which the page works too: a browser that keeps no site's data refuses it. */
+function attempt(use) {
+  try {
+    use();
+  } catch {
+    // Nothing is kept then.
+  }
+}
+
 export class Settings {
   constructor(form, changed) {
     this.form = form;
-    const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "{}");
-    for (const [name, value] of Object.entries(kept)) this.#write(name, value);
+    attempt(() => {
+      for (const [name, value] of Object.entries(JSON.parse(sessionStorage.getItem(KEPT) ?? "{}"))) this.#write(name, value);
+    });
     const keep = () => {
-      sessionStorage.setItem(KEPT, JSON.stringify(Object.fromEntries([...form.elements].filter((each) => each.name).map((each) => [each.name, each.type === "checkbox" ? each.checked : each.value]))));
+      attempt(() => sessionStorage.setItem(KEPT, JSON.stringify(Object.fromEntries([...form.elements].filter((each) => each.name).map((each) => [each.name, each.type === "checkbox" ? each.checked : each.value])))));
       changed();
     };
     form.addEventListener("input", keep);

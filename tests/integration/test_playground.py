@@ -487,6 +487,22 @@ def test_settings_are_sent_kept_and_checked(visit: Visit) -> None:
     assert page.locator(".token").first.evaluate("node => getComputedStyle(node).backgroundColor") == "rgba(0, 0, 0, 0)"
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "sessionStorage.setItem('moaserve-playground', '{')",
+        "Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('denied', 'SecurityError'); } })",
+    ],
+    ids=["garbled", "blocked"],
+)
+def test_a_browser_that_keeps_nothing_chats_all_the_same(visit: Visit, broken: str) -> None:
+    visit.page.add_init_script(broken)
+    visit.ready().setting("Max tokens", "4").send(WHO)
+    visit.finished()
+    assert visit.sent[0]["max_tokens"] == 4
+    assert visit.texts()[0]
+
+
 def test_all_of_it_works_by_keyboard_alone(visit: Visit) -> None:
     page = visit.ready().page
     keys = page.keyboard
