@@ -68,13 +68,17 @@ function request(asked, mode) {
   return body;
 }
 
-async function answer(asked) {
-  if (settings.wrong) {
-    prompt.value = asked; // not lost
+/** Whether a setting holds what it must not; it is shown then, and nothing may be asked yet. */
+function refusedBySettings() {
+  const { wrong } = settings;
+  if (wrong) {
     showSettings(true);
-    settings.wrong.reportValidity();
-    return;
+    wrong.reportValidity();
   }
+  return Boolean(wrong);
+}
+
+async function answer(asked) {
   const mode = new FormData(composer).get("speculation");
   const body = request(asked, mode);
   const turn = new Turn(asked, mode, follow);
@@ -101,7 +105,7 @@ function end(turn, said) {
 }
 
 function retry(turn) {
-  if (running) return;
+  if (running || refusedBySettings()) return;
   turns = turns.filter((each) => each !== turn);
   turn.article.remove();
   prompt.focus();
@@ -130,6 +134,7 @@ composer.addEventListener("submit", (event) => {
   if (running) return running.abort();
   const asked = prompt.value.trim();
   if (!asked) return prompt.focus();
+  if (refusedBySettings()) return;
   prompt.value = "";
   answer(asked);
 });
@@ -162,7 +167,7 @@ by("new").addEventListener("click", () => {
 });
 
 by("examples").addEventListener("click", (event) => {
-  if (event.target.localName !== "button" || running) return;
+  if (event.target.localName !== "button" || running || refusedBySettings()) return;
   prompt.focus();
   answer(event.target.textContent);
 });

@@ -481,6 +481,22 @@ def test_settings_are_sent_kept_and_checked(visit: Visit) -> None:
     assert page.get_by_label("Message").input_value() == WHO
     page.get_by_role("button", name="Reset").click()
     assert page.get_by_label("Top k").input_value() == ""
+    fine = {"Temperature": "0.333", "Top p": "0.955", "Top k": "-1", "Min p": "0.005", "Repetition penalty": "1.03"}
+    for name, value in fine.items():
+        visit.setting(name, value)
+    visit.setting("Max tokens", "4").send(WHO)
+    visit.finished()
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    assert [visit.sent[1][name] for name in names] == [0.333, 0.955, -1, 0.005, 1.03]
+    page.route(CHAT, lambda route: route.fulfill(status=500, json={"error": {"message": "no"}}), times=1)
+    visit.send("once more")
+    page.get_by_label("Message").fill("what is typed meanwhile")
+    visit.setting("Temperature", "3")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_label("Temperature")).to_be_focused()
+    assert page.get_by_label("Message").input_value() == "what is typed meanwhile"
+    expect(page.get_by_role("alert")).to_be_visible()
+    visit.setting("Temperature", "1")
     page.get_by_label("Shade tokens by where they came from").uncheck()
     visit.send(WHO)
     visit.finished()
