@@ -140,7 +140,7 @@ composer.addEventListener("submit", (event) => {
 });
 
 prompt.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return; // 229: Safari's, at a composition's end
   event.preventDefault();
   if (!running) composer.requestSubmit();
 });

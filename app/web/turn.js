@@ -75,7 +75,7 @@ class AnswerView {
     this.box = element("div", { class: "text waiting" }, waits && mode === "off" ? "Waits for the other, so that neither slows the other down." : "…");
     this.text = new TokenText(this.box);
     this.numbers = element("dl", { class: "numbers", hidden: "" });
-    this.card = element("section", { class: "answer", "aria-label": NAMES[mode] }, element("header", {}, element("h3", {}, NAMES[mode]), this.speed), this.box, this.numbers);
+    this.card = element("section", { class: "answer", "aria-label": NAMES[mode] }, element("header", {}, element("h2", {}, NAMES[mode]), this.speed), this.box, this.numbers);
   }
 
   /** Ask and show; the page is drawn at most once a frame, however fast the chunks come. */
@@ -117,7 +117,7 @@ class AnswerView {
     this.#chunks = [];
     const { made, stopped, finishReason } = this.answer;
     if (!made) return;
-    this.speed.replaceChildren(element("b", {}, made.tokens_per_second.toFixed(made.tokens_per_second < 10 ? 1 : 0)), " tokens/s");
+    if (made.tokens_per_second) this.speed.replaceChildren(element("b", {}, made.tokens_per_second.toFixed(made.tokens_per_second < 10 ? 1 : 0)), " tokens/s");
     const rows = [
       ["τ", made.mean_acceptance_length.toFixed(2), "tokens gained by a verification, on average"],
       ["target calls", made.num_target_calls],

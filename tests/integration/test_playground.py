@@ -590,6 +590,69 @@ def test_it_fits_a_phone_and_can_be_read(browser: Browser, server: Server, schem
         fits()
 
 
+def test_lines_run_in_the_direction_of_their_own_script(visit: Visit) -> None:
+    page = visit.ready().page
+    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=_stream("שלום", "!", "\nHello", "!")))
+    visit.send("שלום!")
+    visit.finished()
+    places = [box["x"] for box in map(lambda token: token.bounding_box() or {}, page.locator(".text .token").all())]
+    assert places[0] > places[1] and places[2] < places[3]
+    for typed in page.locator("textarea, .asked").all():
+        assert typed.evaluate("node => getComputedStyle(node).unicodeBidi") == "plaintext"
+
+
+def test_an_enter_that_ends_a_composition_sends_nothing(visit: Visit) -> None:
+    page = visit.ready().page
+    page.get_by_label("Message").fill("にほん")
+    enter = {"key": "Enter", "keyCode": 229, "bubbles": True, "cancelable": True}  # after the composition's end, as in Safari
+    page.get_by_label("Message").dispatch_event("keydown", enter)
+    assert page.locator(".turn").count() == 0
+    assert page.get_by_label("Message").input_value() == "にほん"
+
+
+def test_a_screen_reader_finds_headings_in_order_and_forced_colours_tell_drafts(visit: Visit) -> None:
+    page = visit.ready().page
+    headings = "nodes => nodes.filter(node => node.checkVisibility()).map(node => Number(node.localName[1]))"
+    levels = [page.locator("h1, h2, h3").evaluate_all(headings)]
+    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=_stream("Two", " lines")))
+    visit.send(WHO)
+    visit.finished()
+    levels.append(page.locator("h1, h2, h3").evaluate_all(headings))
+    assert levels == [[1, 2], [1, 2]]
+    page.emulate_media(forced_colors="active")
+    lines = "nodes => nodes.map(node => getComputedStyle(node).textDecorationLine)"
+    assert page.locator(".text .token").evaluate_all(lines) == ["underline", "none"]
+
+
+def test_an_answer_of_one_token_has_no_speed(visit: Visit) -> None:
+    page = visit.ready().page
+    visit.setting("Max tokens", "1").send(WHO)
+    visit.finished()
+    expect(page.locator(".numbers")).to_contain_text("at max tokens")
+    assert page.locator(".speed").inner_text() == ""
+
+
+def test_at_four_hundred_percent_there_is_room_to_read(browser: Browser, server: Server) -> None:
+    for visit in visiting(browser, server, viewport={"width": 320, "height": 256}):
+        page = visit.ready().page
+        page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=_stream("Two", " lines")))
+        visit.send(WHO)
+        visit.finished()
+        covered = """node => {
+          node.scrollIntoView({ block: "center" });
+          const { top, bottom, left, right } = node.getBoundingClientRect();
+          return !node.contains(document.elementFromPoint((left + right) / 2, (top + bottom) / 2));
+        }"""
+        assert not page.locator(".text").evaluate(covered)
+
+
+def test_without_javascript_it_says_what_it_needs(browser: Browser, server: Server) -> None:
+    for visit in visiting(browser, server, java_script_enabled=False):
+        page = visit.opened().page
+        expect(page.locator(".noscript")).to_be_in_viewport()
+        assert page.get_by_role("button").count() == 0
+
+
 def test_on_a_phone_the_settings_come_into_view_and_leave_the_answer_where_it_was(browser: Browser, server: Server) -> None:
     for visit in visiting(browser, server, viewport={"width": 360, "height": 740}):
         page = visit.ready().page
