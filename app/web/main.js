@@ -23,7 +23,9 @@ const settings = new Settings(by("settings-form"), () => {
   clearTimeout(checking);
   if (settings.key !== checkedKey) checking = setTimeout(connect, 400); // once it is typed
 });
-const connection = new Connection(by("model"), by("state"), () => showSettings(true));
+const connection = new Connection(by("model"), by("state"), () => {
+  if (!turns.length) showSettings(true); // a turn that was refused has a button for it, and they would push it out of sight
+});
 
 function connect() {
   checkedKey = settings.key;

@@ -341,8 +341,12 @@ def test_stopping_ends_the_request_and_keeps_the_text(visit: Visit, server: Serv
 def test_a_wrong_key_is_said_to_be_wrong_and_the_right_one_helps(guarded_visit: Visit) -> None:
     visit = guarded_visit
     page = visit.locked().page
-    visit.send(WHO)
+    page.get_by_role("button", name="Settings").click()
+    with page.expect_response("**/v1/models"):  # asked again after the refusal
+        visit.send(WHO)
     expect(page.get_by_role("alert")).to_contain_text("This server wants an API key. Enter it in the settings.")
+    page.evaluate("fetch('v1/models').then((answer) => answer.text())")  # by then the page has read its own answer too
+    expect(page.get_by_label("API key")).to_be_hidden()
     visit.setting("API key", "wrong")
     page.get_by_role("button", name="Try again").click()
     expect(page.get_by_role("alert")).to_contain_text("The server does not accept this API key. Correct it in the settings.")
