@@ -1,6 +1,7 @@
 // One answer as it comes: its text, and the server's own account of how it is made.
 
 import { chat } from "./api.js";
+import { foreign } from "./errors.js";
 
 export class Answer {
   text = "";
@@ -22,6 +23,7 @@ export class Answer {
         this.finishReason = choice.finish_reason;
         watch(choice.token_origins ?? [], chunk.edge);
       }
+      if (!this.made) throw foreign("It does not say how it was made.");
     } catch (error) {
       if (error.name === "AbortError") this.stopped = true;
       else this.failure = error;

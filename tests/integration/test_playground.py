@@ -442,6 +442,7 @@ def test_an_answer_that_breaks_off_is_said_to(visit: Visit) -> None:
         (200, "text/html", "<p>Sign in</p>", "What answers here is not this server’s API."),
         (200, "text/event-stream", "data: <p>\n\n", "What answers here is not this server’s API."),
         (200, "text/event-stream", 'data: {"id": 1}\n\n', "The server cannot be reached."),
+        (200, "text/event-stream", 'data: {"id": 1}\n\ndata: [DONE]\n\n', "What answers here is not this server’s API."),
         (500, "application/json", "null", "The server failed."),
     ],
 )
