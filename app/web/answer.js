@@ -4,24 +4,29 @@ import { chat } from "./api.js";
 import { foreign } from "./errors.js";
 
 export class Answer {
+  /** All that was written, what the model thought before it answered included. */
   text = "";
+  /** The answer alone: what the conversation goes on with. */
+  said = "";
   finishReason = null;
   stopped = false;
   failure = null;
   /** The response's metrics.speculative_decoding so far. */
   made = null;
 
-  /** Ask, and tell `watch(origins, edge)` of each chunk's tokens and how an edge came by them; what goes wrong is kept as `failure`. */
+  /** Ask, and tell `watch(origins, edge, thought)` of each chunk's tokens, how an edge came by them, and whether they are thoughts; what goes wrong is kept as `failure`. */
   async run(body, key, signal, watch) {
     try {
       for await (const chunk of chat(body, key, signal)) {
         this.made = chunk.metrics?.speculative_decoding ?? this.made;
         const choice = chunk.choices?.[0];
         if (!choice) continue;
-        if (chunk.edge?.replace_from !== undefined) this.text = first(this.text, chunk.edge.replace_from);
-        this.text += choice.delta.content ?? "";
+        const [origins, content] = [choice.token_origins ?? [], choice.delta.content ?? ""];
+        if (chunk.edge?.replace_from !== undefined) this.text = this.said = first(this.said, chunk.edge.replace_from); // there are no thoughts then
+        for (const token of origins) this.text += token.text;
+        this.said += content;
         this.finishReason = choice.finish_reason;
-        watch(choice.token_origins ?? [], chunk.edge);
+        watch(origins, chunk.edge, !content);
       }
       if (!this.made) throw foreign("It does not say how it was made.");
     } catch (error) {

@@ -56,9 +56,9 @@ function askForKey() {
 
 /** What the model is told: the system prompt, the turns that were answered, and what is asked now. */
 function messages(asked) {
-  const said = turns.filter((turn) => turn.text).flatMap((turn) => [
+  const said = turns.filter((turn) => turn.said).flatMap((turn) => [
     { role: "user", content: turn.prompt },
-    { role: "assistant", content: turn.text },
+    { role: "assistant", content: turn.said },
   ]);
   return [...settings.system(), ...said, { role: "user", content: asked }];
 }

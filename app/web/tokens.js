@@ -22,8 +22,8 @@ export class TokenText {
     this.box = box;
   }
 
-  /** More of the text: one chunk's `token_origins`, and its `edge` if it has that. */
-  add(origins, edge) {
+  /** More of the text: one chunk's `token_origins`, its `edge` if it has that, and whether they are what the model thinks before it answers. */
+  add(origins, edge, thought) {
     const revised = edge?.replace_from !== undefined;
     if (revised) this.#cut(edge.replace_from_token, edge.replace_from);
     if (revised || (origins.length && !edge)) for (const token of this.box.querySelectorAll(".alone")) token.classList.remove("alone");
@@ -40,6 +40,7 @@ export class TokenText {
       }
       this.#last = element("span", { class: `token ${origin === "draft" ? "draft" : "own"}` }, text);
       if (origin === "draft") setPlace(this.#last, this.#places.get(index));
+      if (thought) this.#last.classList.add("thought");
       if (edge?.offline) this.#last.classList.add("alone");
       this.#indexes.set(this.#last, index);
       this.#index = index;

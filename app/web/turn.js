@@ -20,9 +20,9 @@ export class Turn {
     this.changed = changed;
   }
 
-  /** The first answer's text: what the conversation goes on with. */
-  get text() {
-    return this.views[0].answer.text;
+  /** The first answer: what the conversation goes on with. */
+  get said() {
+    return this.views[0].answer.said;
   }
 
   get failure() {
@@ -87,8 +87,8 @@ class AnswerView {
       this.#draw();
       drawn();
     };
-    await this.answer.run(body, key, signal, (origins, edge) => {
-      this.#chunks.push([origins, edge]);
+    await this.answer.run(body, key, signal, (...chunk) => {
+      this.#chunks.push(chunk);
       this.#frame ||= requestAnimationFrame(draw);
     });
     cancelAnimationFrame(this.#frame);
@@ -113,7 +113,7 @@ class AnswerView {
       this.box.classList.remove("waiting");
       this.box.replaceChildren();
     }
-    for (const [origins, edge] of this.#chunks) this.text.add(origins, edge);
+    for (const chunk of this.#chunks) this.text.add(...chunk);
     this.#chunks = [];
     const { made, stopped, finishReason } = this.answer;
     if (!made) return;

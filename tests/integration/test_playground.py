@@ -244,6 +244,42 @@ def _stream(*texts: str) -> str:
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ": a comment\n\ndata: [DONE]\n\n"
 
 
+def test_thoughts_are_shown_as_such_and_are_no_part_of_the_conversation(visit: Visit) -> None:
+    page = visit.ready().page
+    first, end = _stream("").split("\n\n", 1)
+    tokens = [
+        ("<think>", {"content": ""}),
+        ("Hm", {"reasoning_content": "Hm"}),
+        ("</think>", {"content": ""}),
+        ("Yes", {"content": "Yes"}),
+    ]
+
+    def streamed(amid: bool) -> str:
+        told = []
+        for index, (text, delta) in enumerate(tokens[: 2 if amid else None]):
+            chunk = json.loads(first.removeprefix("data: "))
+            chunk["choices"][0] |= {"delta": delta, "token_origins": [{"index": index, "text": text, "origin": "draft"}]}
+            told.append(f"data: {json.dumps(chunk)}\n\n")
+        return "".join(told) + end
+
+    bodies = iter((streamed(amid=False), streamed(amid=True), streamed(amid=False)))
+    asked = []
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.post_data_json["messages"])
+        route.fulfill(content_type="text/event-stream", body=next(bodies))
+
+    page.route(CHAT, answer)
+    for text in ("<think>Hm</think>Yes", "<think>Hm"):
+        visit.send(WHO)
+        visit.finished()
+        assert visit.texts()[-1] == text
+    assert page.locator(".text .thought").all_inner_texts() == ["<think>", "Hm", "</think>", "<think>", "Hm"]
+    visit.send(WHO)
+    visit.finished()
+    assert asked[2] == [{"role": "user", "content": WHO}, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": WHO}]
+
+
 ANSWERED_HERE = """() => {
   const others = window.fetch;
   window.fetch = (url, options) => {
