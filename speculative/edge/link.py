@@ -87,7 +87,7 @@ class Link:
         loop, attempts = asyncio.get_running_loop(), 0
         while True:
             try:
-                connection = await open_connection(self.server, self._hello)
+                connection = await open_connection(self.server, self._hello, known=self.num_connections > 0)
             except ServerUnreachableError as problem:
                 self._failed(problem)
                 pause = HOPELESS_S if problem.permanent else min(MOST_S, FIRST_S * 2**attempts)

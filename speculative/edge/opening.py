@@ -60,15 +60,19 @@ class Server:
         return options
 
 
-async def open_connection(server: Server, hello: Hello) -> Connection:
-    """Connect and greet; raises ServerUnreachableError with what is wrong and what to do."""
+async def open_connection(server: Server, hello: Hello, *, known: bool = False) -> Connection:
+    """Connect and greet; raises ServerUnreachableError with what is wrong and what to do.
+
+    Where a server is ``known`` to have been there, what stands in its place says nothing for good: it is the page to log in to of
+    another network, say, or a proxy whose server starts anew.
+    """
     try:
-        return await asyncio.wait_for(_open(server, hello), OPENING_S)
+        return await asyncio.wait_for(_open(server, hello, known), OPENING_S)
     except asyncio.TimeoutError:
         raise ServerUnreachableError(f"{server.url} does not answer: is this the right host and port, and does it run?") from None
 
 
-async def _open(server: Server, hello: Hello) -> Connection:
+async def _open(server: Server, hello: Hello, known: bool) -> Connection:
     try:
         socket = await connect(
             server.sessions_url,
@@ -80,13 +84,16 @@ async def _open(server: Server, hello: Hello) -> Connection:
             **server.options(),
         )
     except InvalidStatus as error:
-        raise _refused(server, error.response.status_code) from error
+        raise _refused(server, error.response.status_code, known) from error
     except InvalidURI as error:
+        if error.uri != server.sessions_url:
+            message = f"{server.url} sends on to {error.uri}, where no WebSocket is: is there a page to log in to?"
+            raise ServerUnreachableError(message, permanent=not known) from error
         raise ServerUnreachableError(f"{server.url} is no address of a server: {error}", permanent=True) from error
     except ssl.SSLCertVerificationError as error:
-        raise _distrusted(server, error) from error
+        raise _distrusted(server, error, known) from error
     except (OSError, EOFError, WebSocketException) as error:
-        said = str(error) or type(error).__name__
+        said = _said(error)
         if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
             said = "it does not speak TLS; if it is to be asked without, its address begins with ws://"
         elif isinstance(error, InvalidMessage) and server.url.startswith("ws://"):
@@ -108,7 +115,7 @@ async def _open(server: Server, hello: Hello) -> Connection:
             raise ServerUnreachableError(f"{server.url} does not greet as MoA Serve does: is it another kind of server?")
     except (ConnectionClosed, ProtocolError) as error:
         socket.transport.abort()
-        raise ServerUnreachableError(f"{server.url} did not answer the greeting: {error}") from error
+        raise ServerUnreachableError(f"{server.url} did not answer the greeting: {_said(error)}") from error
     except BaseException:
         socket.transport.abort()
         raise
@@ -121,20 +128,26 @@ def _binary(data: str | bytes) -> bytes:
     return data
 
 
-def _distrusted(server: Server, error: ssl.SSLCertVerificationError) -> ServerUnreachableError:
+def _said(error: Exception) -> str:
+    if isinstance(error, ConnectionClosed) and error.rcvd is None:
+        return "the connection broke off"  # the library speaks of close frames
+    return str(error) or type(error).__name__
+
+
+def _distrusted(server: Server, error: ssl.SSLCertVerificationError, known: bool) -> ServerUnreachableError:
     """What to do depends on what is wrong with a certificate: another authority helps only where its own is unknown."""
     if error.verify_code in UNKNOWN_AUTHORITY:
-        known = "the system's" if server.ca_file is None else f"those in {server.ca_file}"
-        problem = f"it is of none of {known}: name its authority's certificate with --server-ca-file"
+        trusted = "the system's" if server.ca_file is None else f"those in {server.ca_file}"
+        problem = f"it is of none of {trusted}: name its authority's certificate with --server-ca-file"
     elif error.verify_code in OTHER_HOST:
         problem = "it is another host's: use a name of the server that stands in it"
     else:
         problem = "the server needs another one"
     message = f"{server.url}: its certificate is not trusted ({error.verify_message}); {problem}"
-    return ServerUnreachableError(message, permanent=True)
+    return ServerUnreachableError(message, permanent=not known)
 
 
-def _refused(server: Server, status: int) -> ServerUnreachableError:
+def _refused(server: Server, status: int, known: bool) -> ServerUnreachableError:
     if status in (401, 403):
         message = f"{server.url} does not let this edge in ({status}): set MOASERVE_SERVER_API_KEY to a key of that server"
         return ServerUnreachableError(message, permanent=True)
@@ -143,5 +156,5 @@ def _refused(server: Server, status: int) -> ServerUnreachableError:
             f"{server.url} has no {PATH}: is it a MoA Serve server that takes edges, and does a proxy in between pass on `Upgrade` "
             "(docs/self-hosting.md)?"
         )
-        return ServerUnreachableError(message, permanent=True)
+        return ServerUnreachableError(message, permanent=not known)
     return ServerUnreachableError(f"{server.url} does not take connections now (HTTP {status})")

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Response
 
 from speculative.edge.connection import Connection, ConnectionLostError
 from speculative.edge.link import Link
@@ -168,12 +169,54 @@ async def test_a_refused_greeting_says_what_to_do(permanent: bool) -> None:
         assert caught.value.permanent is permanent
 
 
+async def test_a_greeting_that_is_cut_off_is_told_in_plain_words() -> None:
+    async def play(socket: ServerConnection) -> None:
+        socket.transport.abort()
+
+    async with playing(play, greet=False) as server:
+        with pytest.raises(ServerUnreachableError, match="did not answer the greeting: the connection broke off") as caught:
+            await open_connection(server, HELLO)
+        assert not caught.value.permanent
+
+
 async def test_where_there_is_no_such_place_a_proxy_may_be_why() -> None:
     async with serve(hear, "127.0.0.1", 0, process_request=lambda connection, _: connection.respond(404, "")) as http:
         server = Server(f"ws://127.0.0.1:{http.sockets[0].getsockname()[1]}")
         with pytest.raises(ServerUnreachableError, match="does a proxy in between pass on `Upgrade`") as caught:
             await open_connection(server, HELLO)
         assert caught.value.permanent
+
+
+async def test_what_stands_in_the_place_of_a_known_server_may_pass() -> None:
+    answers = iter([None, (404, ""), (302, "https://portal.example/login"), None])
+    problems: list[ServerUnreachableError | None] = []
+
+    def answer(connection: ServerConnection, _: object) -> Response | None:
+        problems.append(link.problem)
+        if (answer := next(answers)) is None:
+            return None
+        status, location = answer
+        response = connection.respond(status, "")
+        response.headers["Location"] = location
+        return response
+
+    async def play(socket: ServerConnection) -> None:
+        assert isinstance(await hear(socket), Hello)
+        await tell(socket, WELCOME)
+        await hear(socket)
+
+    async with serve(play, "127.0.0.1", 0, compression=None, close_timeout=0.1, process_request=answer) as server:
+        link = Link(Server(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"), HELLO)
+        link.start()
+        first = await link.connected(10)
+        assert first is not None
+        first.fail("another network")
+        assert await link.connected(10) is not None, "it is asked again soon"
+        await link.close()
+    *_, missing, elsewhere = problems
+    assert missing is not None and not missing.permanent and "has no /v1/speculative/sessions" in str(missing)
+    assert elsewhere is not None and not elsewhere.permanent
+    assert "sends on to https://portal.example/login" in str(elsewhere)
 
 
 async def test_nobody_there_is_an_error_that_may_pass() -> None:
