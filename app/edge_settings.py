@@ -11,6 +11,9 @@ from speculative.config import Compile, DType, MemoryFormat
 from speculative.edge.config import EdgeConfig, Offline
 from speculative.edge.opening import Server
 
+ONE_KEY = "must be one key, on one line, of characters that an HTTP header can hold"
+"""Said here, as the WebSocket library quotes a header that cannot be, key and all."""
+
 
 class EdgeSettings(HttpSettings):
     """What `moaserve edge` was told; the fields from ``bundle`` on are those of `EdgeConfig`, and mean the same."""
@@ -53,19 +56,27 @@ class EdgeSettings(HttpSettings):
         return self
 
     def server_key(self) -> str | None:
-        """The key for the server, which its file holds alone; ValueError where both are given, or there is no such file."""
-        if self.server_api_key is not None and self.server_api_key_file is not None:
+        """The key for the server, which its file holds alone; ValueError where both are given, there is no such file, or no header
+        can hold it.
+
+        Blanks around a key are not its own: secrets that come from files end in a newline.
+        """
+        file = self.server_api_key_file
+        if self.server_api_key is not None and file is not None:
             raise ValueError("give one of server_api_key and server_api_key_file")
         if self.server_api_key is not None:
-            return self.server_api_key.get_secret_value()
-        if self.server_api_key_file is None:
+            key = self.server_api_key.get_secret_value().strip()
+            if not _fits_a_header(key):
+                raise ValueError(f"server_api_key {ONE_KEY}")
+            return key or None
+        if file is None:
             return None
         try:
-            key = self.server_api_key_file.read_text("utf-8").strip()
+            key = file.read_text("utf-8").strip()
         except (OSError, ValueError) as error:
-            raise ValueError(f"--server-api-key-file {self.server_api_key_file} cannot be read: {error}") from None
-        if not key or "\n" in key:
-            raise ValueError(f"--server-api-key-file {self.server_api_key_file} must hold one key, on one line")
+            raise ValueError(f"--server-api-key-file {file} cannot be read: {error}") from None
+        if not key or not _fits_a_header(key):
+            raise ValueError(f"--server-api-key-file {file} {ONE_KEY}")
         return key
 
     def edge_config(self) -> EdgeConfig:
@@ -86,3 +97,7 @@ class EdgeSettings(HttpSettings):
             draft_temperature=self.draft_temperature,
             draft_lookup=self.draft_lookup,
         )
+
+
+def _fits_a_header(key: str) -> bool:
+    return key.isprintable() and all(ord(character) < 256 for character in key)

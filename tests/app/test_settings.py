@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from app.edge_settings import EdgeSettings
 from app.settings import Settings, SettingsError
 from speculative.config import EngineConfig
 from speculative.memory import MemoryLimit
@@ -103,3 +104,22 @@ def test_a_limit_to_memory_lowers_only_what_nobody_asked_for() -> None:
     assert limits == [MemoryLimit(2000, lowers_num_seqs=True), MemoryLimit(2000, lowers_num_seqs=False)]
     with pytest.raises(ValidationError, match="2GiB, 1500MB"):
         Settings(memory_limit="2 elephants")
+
+
+@pytest.mark.parametrize("key", ["sk-1\nsk-2", "s\x00k", "密钥"])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_quoted(tmp_path: Path, in_file: bool, key: str) -> None:
+    (tmp_path / "key").write_text(key, encoding="utf-8")
+    given = {"server_api_key_file": tmp_path / "key"} if in_file else {"server_api_key": key}
+    with pytest.raises(ValidationError, match="on one line") as caught:
+        EdgeSettings(server="ws://a", bundle="b", **given)  # type: ignore[arg-type]
+    assert key not in str(caught.value)
+
+
+def test_blanks_around_the_key_for_a_server_are_not_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-1\n")
+    for name, value in (("MOASERVE_SERVER_API_KEY", "sk-1\n"), ("MOASERVE_SERVER_API_KEY_FILE", str(tmp_path / "key"))):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert EdgeSettings(server="ws://a", bundle="b").server_key() == "sk-1"  # type: ignore[arg-type]
+    assert EdgeSettings(server="ws://a", bundle="b", server_api_key="\n").server_key() is None  # type: ignore[arg-type]
