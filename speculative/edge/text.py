@@ -101,7 +101,7 @@ class EdgeText:
 
     @torch.inference_mode()
     def write_alone(self) -> RequestOutput:
-        """Go on by one token, as if the drafter were the model.
+        """Go on by one token, as if the drafter were the model, or end where there is no room for one.
 
         Log-probabilities are its own, and so is its idea of which tokens there are. Raises ServerUnreachableError where the drafter
         can only draft.
@@ -109,6 +109,8 @@ class EdgeText:
         sequence, own = self.sequence, self._own
         if not isinstance(own, EdgeDrafter):
             raise ServerUnreachableError("cut off from the server, and this drafter cannot write alone")
+        if len(sequence.tokens) >= sequence.max_length:  # none are wanted
+            return sequence.finish("length")
         last = len(sequence.tokens) - 1
         if not sequence.num_computed:  # nothing has been heard of it: its end will do, as for drafts
             sequence.drafter_start = sequence.num_computed = max(0, sequence.num_prompt_tokens - MOA_WINDOW)

@@ -515,6 +515,15 @@ async def test_an_edge_whose_server_has_another_pair_by_now_says_so(export: Call
             engine.validate(ASKED)
 
 
+async def test_nothing_is_written_alone_where_nothing_is_wanted(export: Callable[..., Path]) -> None:
+    engine = EdgeEngine(EdgeConfig(Address("ws://127.0.0.1:9"), export(), reconnect_timeout=0, compile="off", num_threads=1))
+    await engine.start()
+    await engine.wait_ready()
+    (output,) = [output async for output in engine.generate(request("a", [5, 6, 7], max_tokens=0))]
+    assert (output.new_token_ids, output.text_delta, output.finish_reason) == ((), "", "length")
+    await engine.stop()
+
+
 async def test_a_text_that_outlasts_a_drain_is_told_so(export: Callable[..., Path]) -> None:
     asked = asyncio.Event()
 
