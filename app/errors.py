@@ -5,7 +5,8 @@ ApiError                        what a client is told, in OpenAI's shape
 ├── AuthenticationError         401: no API key, or one that is not accepted
 ├── PermissionDeniedError       403: a host, or a page, that this server does not answer for
 ├── NotFoundError               404: no such model or route
-├── RequestTimeoutError         408: it took longer than this server allows, or to arrive: RequestArrivalError
+├── RequestTimeoutError         408: it took longer than this server allows, or to arrive: RequestArrivalError;
+│                               an edge's server says so: RelayedTimeoutError
 ├── RequestTooLargeError        413: the body is larger than this server reads
 ├── UnsupportedEncodingError    415: the body is compressed
 ├── TooManyRequestsError        429: the caller's rate, or the server's queue, is used up
@@ -37,6 +38,7 @@ from speculative.errors import (
     EngineNotReadyError,
     EngineStepError,
     InvalidRequestError,
+    ServerTimeoutError,
 )
 
 logger = logging.getLogger("moaserve.app")
@@ -130,6 +132,13 @@ class RequestTimeoutError(ApiError):
         super().__init__(f"The answer took longer than {seconds:g} seconds. Ask for fewer tokens.", code="request_timeout")
 
 
+class RelayedTimeoutError(RequestTimeoutError):
+    """The same, in the words of the server that an edge asked."""
+
+    def __init__(self, message: str) -> None:
+        ApiError.__init__(self, message, code="request_timeout")
+
+
 class RequestArrivalError(RequestTimeoutError):
     """The request itself was not there in time."""
 
@@ -212,6 +221,8 @@ def to_api_error(error: BaseException) -> ApiError:
         return InvalidParameterError(str(error), param=error.param)
     if isinstance(error, EngineNotReadyError):
         return UnavailableError(str(error) or "The model is still loading.")
+    if isinstance(error, ServerTimeoutError):
+        return RelayedTimeoutError(str(error))
     if isinstance(error, EngineLoadError):
         return UnavailableError("The model could not be loaded.")
     if isinstance(error, EngineStepError):

@@ -10,6 +10,7 @@ EngineError
 ├── EngineNotReadyError        the model is still loading, or the engine is draining
 │   ├── ServerUnreachableError an edge's server cannot be reached, or does not take this edge
 │   └── EngineLostError        a process that holds a part of the model has ended, or does not answer
+├── ServerTimeoutError         an edge's server spends no more time on a text
 ├── ReplicaLostError           a replica has died, or stops: another can go on
 └── EngineStepError            a step failed; the requests in it ended with "error"
 """
@@ -75,6 +76,10 @@ class ServerUnreachableError(EngineNotReadyError):
     def __init__(self, message: str, *, permanent: bool = False) -> None:
         super().__init__(message)
         self.permanent = permanent
+
+
+class ServerTimeoutError(EngineError):
+    """An edge's server has ended a text that took longer than its ``--request-timeout``; the message is the server's."""
 
 
 class EngineLostError(EngineNotReadyError):

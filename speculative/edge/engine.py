@@ -209,6 +209,8 @@ class EdgeEngine:
             outputs.put_nowait(EngineNotReadyError(SHUTTING_DOWN))
             raise
         except EngineError as error:
+            if isinstance(error, EngineStepError):  # what callers are not told
+                logger.error("a text has failed: %s", error)
             outputs.put_nowait(error)
         except (KeyboardInterrupt, SystemExit):
             raise

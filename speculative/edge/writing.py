@@ -21,6 +21,7 @@ from speculative.errors import (
     EngineStepError,
     InvalidMemoryError,
     InvalidRequestError,
+    ServerTimeoutError,
     ServerUnreachableError,
 )
 from speculative.policy import DraftShape
@@ -231,6 +232,8 @@ class Writing:
             raise ContextLengthError(error.message, param="max_tokens")
         if error.code == "invalid_parameter":
             raise InvalidRequestError(error.message)
+        if error.code == "limit_exceeded":  # of what a session may have, time alone is not told in `welcome`
+            raise ServerTimeoutError(error.message)
         if error.code == "wrong_model":
             channel.connection.fail(error.message)  # whoever greets it anew is told the same
             raise ServerUnreachableError(f"{self._place.link.server.url}: {error.message}", permanent=True)

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from app import parameters
-from speculative.errors import EngineNotReadyError
+from speculative.errors import EngineNotReadyError, ServerTimeoutError
 from tests.app.fakes import FakeEngine, chat_body
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -328,6 +328,7 @@ async def test_loading_is_a_503_that_asks_to_come_back(client: httpx.AsyncClient
     [
         (RuntimeError("secret path /etc"), 500, "internal_error"),
         (EngineNotReadyError("draining"), 503, "service_unavailable"),
+        (ServerTimeoutError("longer than 20 seconds"), 408, "request_timeout"),
     ],
 )
 async def test_an_engine_that_fails(

@@ -34,7 +34,14 @@ from speculative.edge.engine import EdgeEngine
 from speculative.edge.opening import Server as Address
 from speculative.edge.text import EdgeText
 from speculative.edge_export import export_edge
-from speculative.errors import EngineLoadError, EngineNotReadyError, ServerUnreachableError
+from speculative.errors import (
+    EngineError,
+    EngineLoadError,
+    EngineNotReadyError,
+    EngineStepError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
 from speculative.loading import load_engine
 from speculative.policy import DraftShape, FixedPolicy
 from speculative.remote import frames as f
@@ -513,6 +520,22 @@ async def test_an_edge_whose_server_has_another_pair_by_now_says_so(export: Call
             await asyncio.sleep(0.01)
         with pytest.raises(ServerUnreachableError, match="export the bundle anew"):
             engine.validate(ASKED)
+
+
+@pytest.mark.parametrize(("code", "raised"), [("limit_exceeded", ServerTimeoutError), ("invalid_field", EngineStepError)])
+async def test_a_text_that_its_server_ends_says_why(
+    export: Callable[..., Path], caplog: pytest.LogCaptureFixture, code: str, raised: type[EngineError]
+) -> None:
+    async def play(socket: ServerConnection, welcome: f.Welcome) -> None:
+        await tell(socket, welcome)
+        assert isinstance(await hear(socket), f.Open)
+        await tell(socket, f.Opened(0, b"token", 3, 0, 1), f.Error(code, "longer than 20 seconds", session=0))
+        await socket.wait_closed()
+
+    async with edge_of(export(), play) as engine:
+        with pytest.raises(raised, match="longer than 20 seconds"):
+            await anext(engine.generate(ASKED))
+    assert ("longer than 20 seconds" in caplog.text) is (raised is EngineStepError), "callers are not told of errors inside"
 
 
 async def test_nothing_is_written_alone_where_nothing_is_wanted(export: Callable[..., Path]) -> None:
