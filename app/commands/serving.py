@@ -97,7 +97,7 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
 
     from app.main import create_app
     from app.settings import SettingsError
-    from speculative.errors import EngineError
+    from speculative.errors import EngineError, ServerUnreachableError
 
     engine = make_engine()
     try:
@@ -160,6 +160,8 @@ def _run(settings: HttpSettings, listener: socket.socket, make_engine: Callable[
                 _print_welcome(settings, listener, app.state.serving)
                 saying = ""
                 await engine.wait_lost()
+            except ServerUnreachableError as error:  # what was loaded is not at fault
+                failure = str(error)
             except EngineError as error:
                 failure = f"{saying}{error}"
             except Exception as error:
