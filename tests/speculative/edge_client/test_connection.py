@@ -11,7 +11,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Response
 
 from speculative.edge.connection import Connection, ConnectionLostError
-from speculative.edge.link import Link
+from speculative.edge.link import MOST_S, Link
 from speculative.edge.opening import Server, open_connection
 from speculative.errors import ServerUnreachableError
 from speculative.remote.frames import (
@@ -247,6 +247,36 @@ async def test_a_link_connects_again_and_counts_it() -> None:
         assert link.up and link.bytes_received > 0
         await link.close()
         assert not link.up
+
+
+@pytest.mark.parametrize(("held", "longest"), [(0.0, MOST_S), (3.0, 0.0)])
+async def test_a_connection_that_has_held_for_seconds_is_made_anew_at_once(
+    monkeypatch: pytest.MonkeyPatch, held: float, longest: float
+) -> None:
+    pauses: list[float] = []
+
+    class Share(float):
+        def __rmul__(self, pause: float) -> float:
+            pauses.append(pause)
+            return 0.0
+
+    monkeypatch.setattr("speculative.edge.link.random.uniform", lambda *_: Share())
+    loop, passed = asyncio.get_running_loop(), 0.0
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + passed)
+    async with playing(lambda socket: socket.wait_closed()) as server:
+        link = Link(server, HELLO)
+        link.start()
+        for number in range(1, 9):
+            while link.num_connections < number:
+                await asyncio.sleep(0)
+            passed += held
+            assert link.connection is not None
+            link.connection.fail("gone")
+        while len(pauses) < 8:
+            await asyncio.sleep(0)
+        await link.close()
+    assert max(pauses) == longest
 
 
 async def test_patience_begins_when_a_connection_is_lost_however_long_it_held() -> None:
