@@ -156,8 +156,7 @@ class Engine:
 
     def fail_active(self) -> list[RequestOutput]:
         """End all requests that hold a slot with "error", after a step that raised."""
-        active = [*self.scheduler.running, *((self.scheduler.prefilling,) if self.scheduler.prefilling else ())]
-        return [self._finish(sequence, sequence.finish("error")) for sequence in active]
+        return [self._finish(sequence, sequence.finish("error")) for sequence in self.scheduler.holding]
 
     @property
     def has_work(self) -> bool:
@@ -166,7 +165,7 @@ class Engine:
 
     def status(self) -> EngineStatus:
         """Requests running and waiting, the share of cached tokens in use, and how the steps went."""
-        sequences = (*self.scheduler.running, *((self.scheduler.prefilling,) if self.scheduler.prefilling else ()))
+        sequences = self.scheduler.holding
         used = sum(sequence.num_computed for sequence in sequences)
         shape = self._shape
         return EngineStatus(

@@ -63,9 +63,15 @@ class Scheduler:
         return can_admit or self.prefilling is not None or any(not sequence.waits for sequence in self.running)
 
     @property
+    def holding(self) -> list[Sequence]:
+        """Those that hold a slot."""
+        prefilling = self.prefilling  # looked at once: whoever asks for the engine's status does so from another thread
+        return self.running.copy() if prefilling is None else [*self.running, prefilling]
+
+    @property
     def active(self) -> list[Sequence]:
         """All that have come and not ended."""
-        return [*self.running, *([] if self.prefilling is None else [self.prefilling]), *self.waiting]
+        return [*self.holding, *self.waiting]
 
     def batch(self, *, have_waited: bool = False) -> list[Sequence]:
         """Who goes on in this step: running sequences in neighbouring slots, from the first to the last that can.
@@ -81,11 +87,6 @@ class Scheduler:
             return []
         first = 0 if any(sequence.drafts_here for sequence in ready) else ready[0].slot
         return self.running[first : ready[-1].slot + 1]
-
-    @property
-    def num_active(self) -> int:
-        """Sequences that hold a slot."""
-        return len(self.running) + (self.prefilling is not None)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request behind those that are no less urgent."""
@@ -130,8 +131,7 @@ class Scheduler:
 
     def find(self, request_id: str) -> Sequence | None:
         """The unfinished sequence of that request."""
-        candidates = (*self.waiting, *((self.prefilling,) if self.prefilling else ()), *self.running)
-        return next((sequence for sequence in candidates if sequence.request.request_id == request_id), None)
+        return next((sequence for sequence in self.active if sequence.request.request_id == request_id), None)
 
     def remove(self, sequence: Sequence) -> list[SlotMove]:
         """Forget a sequence, and say which slots must be copied to close the gap, in order."""
@@ -158,7 +158,7 @@ class Scheduler:
         """Raise AssertionError when slots and sequences disagree (for tests)."""
         assert [sequence.slot for sequence in self.running] == list(range(len(self.running)))
         assert self.prefilling is None or self.prefilling.slot == len(self.running)
-        assert self.num_active <= self.num_slots
+        assert len(self.holding) <= self.num_slots
         assert all(sequence.slot == -1 for sequence in self.waiting)
 
 

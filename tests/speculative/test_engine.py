@@ -13,6 +13,7 @@ from models.loader import load_drafter, load_target
 from models.saving import save_drafter
 from speculative.errors import ContextLengthError, EngineLoadError, InvalidRequestError
 from speculative.request import Request, SamplingParams
+from speculative.scheduler import Scheduler
 from speculative.sequence import Sequence
 from tests.speculative.conftest import DRAFTERS, N0, N1, MakeEngine, request, run, tokens
 
@@ -260,6 +261,15 @@ def test_a_failed_step_costs_its_own_requests_only(make_engine, monkeypatch) -> 
     while engine.has_work:
         outputs += engine.step()
     assert outputs[-1].request_id == "c" and outputs[-1].finish_reason == "length"
+
+
+def test_its_status_can_be_told_while_a_prompt_comes_to_its_end(make_engine, monkeypatch) -> None:
+    engine = make_engine(prefill_chunk=4)
+    engine.add(request("a", range(1, 20)))
+    engine.step()
+    looks = iter([engine.scheduler.prefilling])  # in the engine's thread it ends once it has been looked at
+    monkeypatch.setattr(Scheduler, "prefilling", property(lambda self: next(looks, None)), raising=False)
+    assert engine.status().num_running == 1
 
 
 @pytest.mark.parametrize(("drafter", "kept"), [("ngram", "_indices"), ("moa", "_texts")])
