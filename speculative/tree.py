@@ -184,6 +184,11 @@ def _tensor(values: Tensor | list[list[int]] | list[list[float]], dtype: torch.d
     return torch.tensor(values, dtype=dtype).view(len(values), -1 if values[0] else 0)
 
 
+def children(tokens: Sequence[int], parents: Sequence[int]) -> dict[tuple[int, int], int]:
+    """The row that each row's child with a token has, by (row, token); of two siblings with one token the first counts."""
+    return {(parent, token): row for row, (token, parent) in reversed(list(enumerate(zip(tokens, parents, strict=True), 1)))}
+
+
 def ancestors(parents: Tensor, most: int) -> Tensor:
     """What the rows of trees see of one another: themselves, their ancestors and the root, boolean [B, N+1, N+1].
 

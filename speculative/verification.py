@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from speculative.tree import children
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -25,15 +27,15 @@ def verify_tree(tokens: Sequence[int], parents: Sequence[int], choose: Callable[
     goes to the child that carries the token; when there is none it is the bonus token. Every token returned is thus the
     target's own choice.
     """
-    children = {(parent, token): row for row, (token, parent) in reversed(list(enumerate(zip(tokens, parents, strict=True), 1)))}
+    following = children(tokens, parents)
     rows: list[int] = []
     chosen: list[int] = []
     row = 0
     while True:
         token = choose(row)
         chosen.append(token)
-        following = children.get((row, token))
-        if following is None or len(chosen) == limit:
+        child = following.get((row, token))
+        if child is None or len(chosen) == limit:
             return Acceptance(tuple(rows), tuple(chosen))
-        rows.append(following)
-        row = following
+        rows.append(child)
+        row = child

@@ -18,7 +18,7 @@ from speculative.drafters.ngram import NgramIndex
 from speculative.drafters.wrapper import DrafterWrapper
 from speculative.policy import DraftShape
 from speculative.sequence import Sequence
-from speculative.tree import DraftTree
+from speculative.tree import DraftTree, children
 
 LEAST = 0.5
 """Tokens that a match must be expected to foretell in any case: of a network's drafts a policy knows what they are worth."""
@@ -81,10 +81,10 @@ class _Asked:
         for sequence, length, (tokens, parents, size) in zip(self.sequences, self.lengths, trees, strict=True):
             if size == 0:
                 continue
-            children = {(parents[node], tokens[node]): node + 1 for node in range(size)}
+            known = children(tokens[:size], parents[:size])
             row = 0
             for right, token in enumerate(islice(sequence.tokens, length, None)):
-                if (row := children.get((row, token), -1)) < 0:
+                if (row := known.get((row, token), -1)) < 0:
                     yield right
                     break
 

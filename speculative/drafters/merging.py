@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from speculative.tree import DraftTree, padded
+from speculative.tree import DraftTree, children, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ def merged(tree: DraftTree, chains: Many[Chain | None], most: int) -> DraftTree:
 def _merged(nodes: _Nodes, chain: Chain, most: int) -> _Nodes:
     """``nodes`` themselves where the chain changes nothing."""
     tokens, parents, probabilities = list(nodes.tokens), list(nodes.parents), list(nodes.probabilities)
-    children = {(parent, token): row for row, (token, parent) in reversed(list(enumerate(zip(tokens, parents, strict=True), 1)))}
+    known = children(tokens, parents)
     least = probabilities[-1] if len(tokens) >= most else 0.0
     row, changed = 0, False
     for token, probability in zip(chain.tokens, chain.probabilities, strict=True):
         if probability <= least:
             break
-        child = children.get((row, token))
+        child = known.get((row, token))
         if child is None:
             tokens.append(token)
             parents.append(row)

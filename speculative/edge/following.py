@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from speculative.request import OfferedTree
+from speculative.tree import children
 
 
 def follow_up(first: OfferedTree, larger: OfferedTree, most: int) -> OfferedTree | None:
@@ -27,13 +28,13 @@ def follow_up(first: OfferedTree, larger: OfferedTree, most: int) -> OfferedTree
 
 def _useful(first: OfferedTree, larger: OfferedTree, count: int) -> list[bool]:
     """Which of the first ``count`` nodes of ``larger`` lead to one that may be verified after ``first``, or are one."""
-    children = {(parent, token): row for row, (token, parent) in enumerate(zip(first.tokens, first.parents, strict=True), 1)}
+    known = children(first.tokens, first.parents)
     # Rows of ``larger`` that stand in ``first`` too, with their row there.
     inside = {0: 0}
     useful = [False] * count
     for row, (token, parent) in enumerate(zip(larger.tokens[:count], larger.parents, strict=False), 1):
         if parent in inside:
-            if (same := children.get((inside[parent], token))) is not None:
+            if (same := known.get((inside[parent], token))) is not None:
                 inside[row] = same
         else:
             useful[row - 1] = True

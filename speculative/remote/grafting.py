@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from speculative.tree import children
+
 
 @dataclass(frozen=True, slots=True)
 class Graft:
@@ -15,14 +17,10 @@ class Graft:
     rows: tuple[int, ...]
 
     def path(self, tokens: Sequence[int]) -> list[int]:
-        """The rows, in the tree that was sent, that carry ``tokens`` from the root down; of equal siblings the first."""
-        path, root = [], 0
+        """The rows, in the tree that was sent, that carry ``tokens`` from the root down."""
+        known, path, root = children(self.tokens, self.parents), [], 0
         for token in tokens:
-            root = next(
-                row
-                for row, (each, parent) in enumerate(zip(self.tokens, self.parents, strict=True), 1)
-                if parent == root and each == token
-            )
+            root = known[root, token]
             path.append(self.rows[root - 1])
         return path
 
@@ -30,15 +28,15 @@ class Graft:
 def graft(tokens: Sequence[int], parents: Sequence[int], since: Sequence[int]) -> Graft | None:
     """A tree that hangs where the text was before the tokens ``since`` came, moved to the text's end.
 
-    None where these leave the tree: what was drafted then cannot come any more. Of two siblings with one token the first counts,
-    as in verification. Takes time in proportion to the tree and to ``since``.
+    None where these leave the tree: what was drafted then cannot come any more. Takes time in proportion to the tree and to
+    ``since``.
     """
     if not since:
         return Graft(tuple(tokens), tuple(parents), tuple(range(1, len(tokens) + 1)))
-    children = {(parent, token): row for row, (token, parent) in reversed(list(enumerate(zip(tokens, parents, strict=True), 1)))}
+    known = children(tokens, parents)
     root = 0
     for token in since:
-        following = children.get((root, token))
+        following = known.get((root, token))
         if following is None:
             return None
         root = following

@@ -50,4 +50,5 @@ def test_verifying_late_gives_the_same_as_verifying_at_once(data: st.DataObject,
         return
     late_rows, more = verify(late.tokens, late.parents, text[known:])
     assert tuple(late.rows[row - 1] for row in late_rows) == rows[known:]
+    assert tuple(late.path(more[: len(late_rows)])) == rows[known:]
     assert (*text[:known], *more) == gained or len(gained) <= known
