@@ -16,7 +16,7 @@ from speculative.costs import MeasuredCosts, StepTimes, doubling
 from speculative.drafters.base import Drafter
 from speculative.drafters.wrapper import DrafterWrapper, innermost
 from speculative.engine import Engine
-from speculative.policy import DraftShape
+from speculative.policy import DraftShape, FixedPolicy
 from speculative.prefill_budget import LEAST, ReadingCosts
 from speculative.request import Request, SamplingParams
 from speculative.sequence import Sequence
@@ -254,28 +254,21 @@ def _verifying(nodes: int) -> _Kind:
     return _Kind(nodes, 1 if nodes else None)
 
 
-class _Script:
+class _Script(FixedPolicy):
     """A policy that does as it is told, and keeps the times of the latest step."""
 
     def __init__(self, largest: DraftShape) -> None:
-        self._largest = largest
+        super().__init__(largest)
         self.levels: int | None = None
         self.latest: StepTimes | None = None
 
     def shape(self, batch: Many[Sequence], *, reading: bool = False) -> DraftShape | None:
         """So many levels, whatever the drafter thinks of them; None: no draft."""
-        return None if self.levels is None else replace(self._largest, depth=self.levels, min_reach=0.0)
-
-    def cut(self, tree: DraftTree, batch: Many[Sequence]) -> DraftTree:
-        """All of it."""
-        return tree
+        return None if self.levels is None else replace(self._shape, depth=self.levels, min_reach=0.0)
 
     def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
         """Keep its times."""
         self.latest = step
-
-    def forget(self, sequence: Sequence) -> None:
-        """Nothing to forget."""
 
 
 class _StandIn(DrafterWrapper):
