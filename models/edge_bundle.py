@@ -71,7 +71,7 @@ def is_bundle(folder: Path) -> bool:
     return ARCHITECTURE in (read_json(folder, "config.json").get("architectures") or [])
 
 
-def read_bundle(folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> EdgeBundle:
+def read_bundle(folder: Path, *, dtype: torch.dtype) -> EdgeBundle:
     """Read a bundle, to compute in ``dtype``; int8 weights stay what they are.
 
     Raises CheckpointError for a folder that is none, or of which something is missing, damaged or does not fit the rest.
@@ -89,12 +89,11 @@ def read_bundle(folder: Path, *, dtype: torch.dtype, device: torch.device | str 
     _check_tensors(tensors, wanted, folder)
     # Copied, since tensors stand in a file's memory where they may, and products of integers must not begin just anywhere.
     state = {
-        name: tensor.to(device, wanted[name].dtype if is_quantized(name, wanted) else dtype, copy=True)
-        for name, tensor in tensors.items()
+        name: tensor.to(wanted[name].dtype if is_quantized(name, wanted) else dtype, copy=True) for name, tensor in tensors.items()
     }
     networks.load_state_dict(state, assign=True)
     networks.eval().requires_grad_(False)
-    networks.drafter.draft_vocabulary = None if vocabulary is None else vocabulary.to(device)
+    networks.drafter.draft_vocabulary = vocabulary
     generation = read_json(folder, "generation_config.json")
     return EdgeBundle(config, networks.target, networks.drafter, load_tokenizer(folder), generation)
 

@@ -68,26 +68,17 @@ def save_drafter(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def save_eagle(
-    drafter: Eagle,
-    folder: Path,
-    *,
-    made_for: Path | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    max_shard: str = MAX_SHARD,
-) -> None:
+def save_eagle(drafter: Eagle, folder: Path, *, made_for: Path | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
     """The same of an EAGLE drafter, under our own names."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = dict(drafter.named_parameters())
     if drafter.draft_vocabulary is not None:
         tensors["draft_vocabulary"] = drafter.draft_vocabulary.to(torch.int32)
-    _save(tensors, folder, dtype, max_shard)
+    _save(tensors, folder, dtype)
     (folder / "config.json").write_text(json.dumps(drafter.config.to_hf() | _named(made_for), indent=2) + "\n", encoding="utf-8")
 
 
-def save_target(
-    target: Llama, folder: Path, base: Path, *, dtype: torch.dtype = torch.bfloat16, max_shard: str = MAX_SHARD
-) -> None:
+def save_target(target: Llama, folder: Path, base: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a target as sharded safetensors; all but the sizes, tokenizer and settings included, is taken from ``base``."""
     config = target.config
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +90,7 @@ def save_target(
         tensors["lm_head.weight"] = target.lm_head.weight
     for index, layer in enumerate(target.borrowed(0)):
         tensors.update(published_layer(layer, f"model.layers.{index}."))
-    _save(tensors, folder, dtype, max_shard)
+    _save(tensors, folder, dtype)
     sizes = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -121,7 +112,7 @@ def copy_settings(base: Path, folder: Path) -> None:
             shutil.copyfile(file, folder / file.name)
 
 
-def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard: str = MAX_SHARD) -> None:
+def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard: str) -> None:
     """Tensors as sharded safetensors, in a folder that exists.
 
     safetensors lets nobody but the owner read its files; models are also read by servers that run as somebody else.
@@ -137,7 +128,7 @@ def _named(target: Path | None) -> dict[str, str]:
     return {} if target is None else {KEY: weights_name(target)}
 
 
-def _save(tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype, max_shard: str) -> None:
+def _save(tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype, max_shard: str = MAX_SHARD) -> None:
     """Integers stay what they are."""
     kept = {
         name: x.detach().to("cpu", dtype if x.is_floating_point() else x.dtype, copy=True).contiguous()

@@ -12,15 +12,14 @@ from speculative.tree import DraftTree
 
 
 class NgramDrafter:
-    """Proposes the continuation of the most recent earlier occurrence of the last ``max_order`` … ``min_order`` tokens."""
+    """Proposes the continuation of the most recent earlier occurrence of the last four, three or two tokens."""
 
     name = "ngram"
     taps: tuple[int, ...] = ()
     window: int | None = None
     caches: Many[KVCache] = ()
 
-    def __init__(self, min_order: int = 2, max_order: int = 4) -> None:
-        self.min_order, self.max_order = min_order, max_order
+    def __init__(self) -> None:
         self._indices: dict[str, NgramIndex] = {}
 
     def extend(self, verified: VerifiedTokens, target_cache: KVCache) -> None:
@@ -32,7 +31,7 @@ class NgramDrafter:
         return DraftTree.from_chains([self._chain(sequence, length) if sequence.drafts_here else [] for sequence in sequences])
 
     def _chain(self, sequence: Sequence, length: int) -> list[int]:
-        index = self._indices.setdefault(sequence.request.request_id, NgramIndex(range(self.max_order, self.min_order - 1, -1)))
+        index = self._indices.setdefault(sequence.request.request_id, NgramIndex((4, 3, 2)))
         return index.continuation(sequence.tokens, length)
 
     def forget(self, sequence: Sequence) -> None:
