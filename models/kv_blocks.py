@@ -13,7 +13,6 @@ class KVBlocks:
     """``num_blocks`` blocks of ``size`` tokens each, with rows of all ``caches``."""
 
     def __init__(self, caches: Sequence[KVCache], num_blocks: int, size: int) -> None:
-        self.num_blocks, self.size = num_blocks, size
         self._pools = [cache.new_pool(num_blocks, size) for cache in caches]
 
     @property

@@ -64,11 +64,6 @@ class VerifiedTokens:
         return self.rows[0]
 
     @property
-    def previous(self) -> Tensor:
-        """Those before them [n]."""
-        return self.rows[1]
-
-    @property
     def slots(self) -> Tensor:
         """Where their texts are [n]."""
         return self.rows[2]

@@ -45,6 +45,8 @@ class EdgeDrafter(MoATreeDrafter):
     come (``foresee``), what follows is drafted from that memory and the text's own tokens.
     """
 
+    network: EdgeNetwork
+
     def __init__(
         self,
         moa: EdgeMoA,

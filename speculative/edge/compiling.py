@@ -11,15 +11,15 @@ import torch
 from models.compiled import Graph
 from models.edge_bundle import EdgeBundle, read_bundle
 from models.graph_runner import load_graph, load_runner
-from speculative.drafters.moa_edge import EdgeDrafter
+from speculative.drafters.moa_edge import EdgeDrafter, EdgeNetwork
 from speculative.drafters.moa_graphs import drafting_graphs, use_compiled
 from speculative.packages import Recipe, packages
 from speculative.policy import DraftShape
 
 
-def new_drafter(bundle: EdgeBundle, largest: DraftShape) -> EdgeDrafter:
-    """One that drafts for one text, with a network of its own."""
-    return EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, largest)
+def new_drafter(bundle: EdgeBundle, largest: DraftShape, network: EdgeNetwork | None = None) -> EdgeDrafter:
+    """One that drafts for one text, with a network of its own, or with another's."""
+    return EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, largest, network=network)
 
 
 def compile_drafter(drafter: EdgeDrafter, folder: Path, largest: DraftShape) -> None:

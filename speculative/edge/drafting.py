@@ -14,7 +14,6 @@ from models.errors import CheckpointError
 from models.kv_cache import KVCache
 from speculative.config import MemoryFormat, ModelInfo
 from speculative.drafters.base import Drafter
-from speculative.drafters.moa_edge import EdgeDrafter, EdgeNetwork
 from speculative.edge.compiling import compile_drafter, new_drafter
 from speculative.edge.config import EdgeConfig
 from speculative.edge.text import EdgeText, TextDrafter
@@ -63,8 +62,7 @@ class EdgeModel:
         if folder is not None:
             compile_drafter(first, folder, largest)
         first.pack()
-        assert isinstance(first.network, EdgeNetwork)
-        self._first, self._network = first, first.network
+        self._first = first
         self._free: list[TextDrafter] = [first]
         self._drafters = DrafterOfEach()
         self._drafter: Drafter = with_text(self._drafters, lookup)
@@ -95,11 +93,6 @@ class EdgeModel:
         """The target's."""
         return self.bundle.tokenizer
 
-    @property
-    def num_drafters(self) -> int:
-        """How many there are: one for each text that is written, and those that wait for texts."""
-        return len(self._free) + len(self._drafters.of)
-
     def codec(self, format: MemoryFormat) -> MemoryCodec:
         """How memory travels to this drafter."""
         return MemoryCodec.of(self.bundle.drafter.config, format)
@@ -124,8 +117,7 @@ class EdgeModel:
         self._free.append(self._drafters.of.pop(text.sequence.request.request_id))
 
     def _another(self) -> TextDrafter:
-        bundle = self.bundle
-        another = EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, self.largest, network=self._network)
+        another = new_drafter(self.bundle, self.largest, self._first.network)
         another.compiled, another.trees = self._first.compiled, self._first.trees
         return another
 

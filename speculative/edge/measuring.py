@@ -4,26 +4,23 @@ from __future__ import annotations
 
 
 class RoundTrip:
-    """Seconds from a ping to its pong, smoothed with their deviation as TCP does (RFC 6298), and the least."""
+    """Seconds from a ping to its pong, smoothed with their deviation as TCP does (RFC 6298)."""
 
     def __init__(self) -> None:
         self.smoothed: float | None = None
-        self.least: float | None = None
         self.deviation = 0.0
 
     def add(self, seconds: float) -> None:
         """One more."""
-        if self.smoothed is None or self.least is None:
-            self.smoothed = self.least = seconds
-            self.deviation = seconds / 2
+        if self.smoothed is None:
+            self.smoothed, self.deviation = seconds, seconds / 2
             return
-        self.least = min(self.least, seconds)
         self.deviation += (abs(seconds - self.smoothed) - self.deviation) / 4
         self.smoothed += (seconds - self.smoothed) / 8
 
 
 class Line:
-    """The cost of things by their size, seconds = ``base`` + ``slope`` · size: least squares that forget what is long past.
+    """The cost of things by their size, some seconds + ``slope`` · size: least squares that forget what is long past.
 
     ``slope`` is never negative, and 0 as long as all sizes were about the same: nothing is known of it then.
     """
@@ -49,8 +46,3 @@ class Line:
         if variance <= 1e-3 * self._xx or variance <= 0:
             return 0.0
         return max(0.0, (self._xy - self._x * self._y) / variance)
-
-    @property
-    def mean(self) -> float:
-        """Seconds at the mean size."""
-        return self._y

@@ -63,11 +63,6 @@ class EdgePolicy:
         """Of one text, of late; 0 before anything is known."""
         return self._gained / self._taken if self._taken else 0.0
 
-    @property
-    def bytes_per_second(self) -> float | None:
-        """What the network carries, as far as exchanges of different sizes have shown it."""
-        return 1 / self._network.slope if self._network.slope else None
-
     def shape(self, largest: DraftShape) -> DraftShape:
         """The limits of the next tree, within those of ``largest``."""
         self._num_shapes += 1

@@ -89,11 +89,6 @@ class Outgoing:
             self._urgent.clear()
             self._room.set()
 
-    @property
-    def lost(self) -> bool:
-        """Whether nothing can be sent any more."""
-        return self._lost
-
     def _encoded(self, frame: ServerFrame) -> Iterator[bytes]:
         data = encode(frame, self._padding)
         if len(data) <= self._most:

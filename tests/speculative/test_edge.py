@@ -588,5 +588,5 @@ async def test_a_drafter_that_is_got_ready_for_who_has_left_is_given_back(export
             await asyncio.sleep(0)
         may_go_on.set()
         await engine._worker.compute(lambda: None)  # what is behind it there has been done
-        assert not model._drafters.of and model.num_drafters == 1
+        assert not model._drafters.of and len(model._free) == 1
     await engine.stop()

@@ -59,7 +59,7 @@ def test_accepted_rows_move_whoever_is_told(cache: KVCache) -> None:
 def test_the_drafter_is_told_of_those_that_speculate(cache: KVCache) -> None:
     told = keep_paths(cache, batch(True, False, True), TREES, ACCEPTED, TAPPED)
     assert told is not None and len(told) == 5
-    assert told.token_ids.tolist() == [9, 20, 22, 4, 27] and told.previous.tolist() == [8, 9, 20, 3, 4]
+    assert told.token_ids.tolist() == [9, 20, 22, 4, 27] and told.rows[1].tolist() == [8, 9, 20, 3, 4]
     assert told.slots.tolist() == [0, 0, 0, 2, 2] and told.positions.tolist() == [2, 3, 4, 3, 4]
     assert told.tapped is not None and told.tapped.flatten().tolist() == [0, 1, 3, 8, 10]
 

@@ -17,4 +17,4 @@ def test_drafters_are_used_again(tmp_path: Path) -> None:
         texts = [model.begin(Request(name, (3, 4, 5), SamplingParams(8, seed=1)), 64) for name in ("one", "other")]
         for text in texts:
             model.end(text)
-    assert model.num_drafters == 2
+    assert len(model._free) == 2

@@ -64,7 +64,6 @@ def test_a_level_is_drafted_while_it_pays() -> None:
     rate = made.tokens_per_second
     assert rate == pytest.approx(4 / (0.05 + 0.016 + 0.01 + 0.0005 * 10), rel=0.05)
     assert made.shape(LARGEST).min_reach == pytest.approx(rate * 0.002)
-    assert made.bytes_per_second is None or made.bytes_per_second > 1e6
 
 
 def test_what_may_follow_is_drafted_where_a_round_trip_leaves_time_for_it() -> None:
@@ -76,11 +75,11 @@ def test_what_may_follow_is_drafted_where_a_round_trip_leaves_time_for_it() -> N
     assert ahead.min_reach <= far.shape(LARGEST).min_reach and ahead.min_probability <= far.shape(LARGEST).min_probability
 
 
-def test_a_line_finds_base_and_slope_and_says_nothing_of_slopes_it_cannot_know() -> None:
+def test_a_line_finds_its_slope_and_says_nothing_of_slopes_it_cannot_know() -> None:
     line = Line()
     for size in (1, 5, 3, 9, 2, 7) * 20:
         line.add(size, 0.5 + 0.25 * size)
-    assert line.slope == pytest.approx(0.25) and 0.5 < line.mean < 3
+    assert line.slope == pytest.approx(0.25)
     same = Line()
     for _ in range(10):
         same.add(4, 1.0)
@@ -91,4 +90,5 @@ def test_round_trips_are_smoothed() -> None:
     trip = RoundTrip()
     for seconds in (0.1, 0.1, 0.3):
         trip.add(seconds)
-    assert trip.least == 0.1 and trip.smoothed == pytest.approx(0.125) and trip.deviation > 0.05
+    assert trip.smoothed == pytest.approx(0.125)
+    assert trip.deviation == pytest.approx(((0.1 / 2) * 3 / 4) * 3 / 4 + 0.2 / 4)  # RFC 6298: RTTVAR, then SRTT
