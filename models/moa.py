@@ -7,27 +7,16 @@ the target's layer L−N and runs through its last N layers first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention import full_attention, masked_attention
+from models.attention import masked_attention
 from models.block import BlockHead, block_head
 from models.config import MoAConfig
 from models.entry import Entry, PairedEntry, TokenEntry
 from models.kv_cache import lsa_layout
 from models.layers import Attend, DecoderLayer, Linear, RMSNorm, Rope, RotaryTable, keys_values, queries
-from models.llama import Llama, TargetActivations
-
-
-@dataclass(frozen=True, slots=True)
-class DraftActivations:
-    """A training forward's output, [B, S, E]: ``feature`` enters the LM head, ``predicted_input`` (N > 0) leaves CA."""
-
-    feature: Tensor
-    predicted_input: Tensor | None
 
 
 class DraftingMoA(nn.Module):
@@ -184,56 +173,6 @@ class MoA(DraftingMoA):
     def cross_keys_values(self, memory: Tensor, rope: Rope) -> Tensor:
         """Memory [n, E] -> CA's rotated keys and its values [n, 2·n_kv·d]."""
         return keys_values(self.ca, memory, rope)
-
-    def forward(
-        self,
-        target: Llama,
-        token_ids: Tensor,
-        activations: TargetActivations,
-        sa_mask: Tensor,
-        ca_mask: Tensor,
-        boundaries: Tensor,
-    ) -> DraftActivations:
-        """Teacher-forced training forward over whole sequences, for drafters without a block.
-
-        ``token_ids`` [B, S]; ``sa_mask`` and ``ca_mask`` boolean [B, 1, S, S], true where row i sees token (SA) or memory (CA) j;
-        ``boundaries`` boolean [B, S] marks verified positions, whose true inputs the borrowed layers see (N > 0).
-        """
-        batch, length = token_ids.shape
-        target_config = self.config.target
-        memory = self.memory(activations.kv.flatten(0, 1), activations.hidden.flatten(0, 1))
-        self.rotary.reserve(length, memory)
-        rope = self.rotary(torch.arange(length, device=token_ids.device).repeat(batch))
-        embeddings, before = target.embed(token_ids), None
-        if self.config.paired:
-            previous = target.embed(tokens_before(token_ids))
-            memory, before = self.of_pairs(memory, embeddings, previous), previous.flatten(0, 1)
-        last = torch.where(boundaries, torch.arange(length, device=token_ids.device), 0).cummax(dim=1).values
-        newest = memory.view(batch, length, -1).gather(1, last.unsqueeze(-1).expand(-1, -1, memory.shape[-1])).flatten(0, 1)
-        attend = masked_attention(batch, target_config.num_heads, self.config.sa_num_kv_heads, sa_mask)
-        hidden = self.attend_to_tokens(embeddings.flatten(0, 1), before, newest, rope, attend)
-        queries = self.cross_queries(hidden, rope).unflatten(0, (batch, length))
-        keys, values = self.cross_keys_values(memory, rope).view(batch, length, 2, -1, target_config.head_dim).unbind(2)
-        attended = full_attention(queries, keys, values, ca_mask).flatten(0, 1)
-        predicted = self.leave(hidden, attended).view(batch, length, -1)
-        if self.config.target_layer_inference == 0:
-            return DraftActivations(predicted, None)
-        return DraftActivations(self._through_borrowed(target, predicted, activations, boundaries), predicted)
-
-    def _through_borrowed(self, target: Llama, predicted: Tensor, activations: TargetActivations, boundaries: Tensor) -> Tensor:
-        """Run the target's last N layers over predicted inputs, with the true ones at boundaries."""
-        if activations.layer_input is None:
-            raise ValueError("the activations were encoded without layer_input; pass layer_input=L-N to Llama.encode")
-        batch, length, _ = predicted.shape
-        config = self.config.target
-        hidden = torch.where(boundaries.unsqueeze(-1), activations.layer_input.to(predicted), predicted).flatten(0, 1)
-        target.rotary.reserve(length, target.embedding.weight)
-        rope = target.rotary(torch.arange(length, device=predicted.device).repeat(batch))
-        attend = masked_attention(batch, config.num_heads, config.num_kv_heads, None, causal=True)
-        for layer in target.borrowed(config.num_layers - self.config.target_layer_inference):
-            hidden = layer(hidden, rope, attend)
-        out: Tensor = target.norm(hidden)
-        return out.view(batch, length, -1)
 
 
 def tokens_before(token_ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The drafter's teacher-forced pass, arranged for training: the same numbers as ``MoA.forward`` for a fraction of the work.
+"""The drafter's teacher-forced pass, arranged for training: a fraction of the work of one over whole sequences.
 
 SA is a single layer over token embeddings, so only positions whose proposal is wanted need its queries and MLP, and likewise CA's.
 LSA reads every token, in chunks that fit a CPU's cache.
@@ -30,7 +30,7 @@ GPU_CHUNK = 16384
 
 @dataclass(frozen=True, slots=True)
 class DraftRows:
-    """What the drafter proposes at R wanted positions: ``feature`` [R, E] enters the LM head, ``predicted_input`` as in MoA."""
+    """What is proposed at R wanted positions [R, E]: ``feature`` enters the LM head, ``predicted_input`` (N > 0) leaves CA."""
 
     feature: Tensor
     predicted_input: Tensor | None
@@ -57,10 +57,12 @@ class DraftForward(nn.Module):
         boundaries: Tensor,
         wanted: Tensor,
     ) -> DraftRows:
-        """Arguments as in ``MoA.forward``, and ``wanted`` boolean: the positions to return, in row-major order.
+        """Over whole sequences ``token_ids`` [B, S]; ``wanted`` boolean [B, S]: the positions to return, in row-major order.
 
-        Boundaries may be drawn several times for each sequence: then masks, ``boundaries`` and ``wanted`` are [K·B, …], one draw of
-        all B sequences after another, over the same ``token_ids`` and ``truth``.
+        ``sa_mask`` and ``ca_mask`` boolean [B, 1, S, S], true where row i sees token (SA) or memory (CA) j; ``boundaries`` boolean
+        [B, S] marks verified positions, whose true inputs the borrowed layers see (N > 0). These may be drawn several times for
+        each sequence: then they, masks and ``wanted`` are [K·B, …], one draw of all B sequences after another, over the same
+        ``token_ids`` and ``truth``.
         """
         moa = self.moa
         inferred = moa.config.target_layer_inference

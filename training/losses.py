@@ -67,8 +67,7 @@ def draft_loss(
     parts: dict[str, Tensor] = {kind: token.mean, "feature": smooth_l1(features, hidden)}
     smooth = parts["feature"]
     if draft.predicted_input is not None:
-        if truth.layer_input is None:
-            raise ValueError("a drafter with borrowed layers needs activations encoded with layer_input")
+        assert truth.layer_input is not None
         parts["predicted"] = smooth_l1(draft.predicted_input, _rows(truth.layer_input, rows))
         smooth = (smooth + parts["predicted"]) / 2
     parts["loss"] = kl_weight * token.mean + feature_weight * smooth

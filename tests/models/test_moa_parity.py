@@ -17,8 +17,9 @@ from models.errors import CheckpointError
 from models.kv_cache import KVCache
 from models.llama import Llama, TargetActivations
 from models.loader import load_drafter, load_target
-from models.moa import DraftActivations, MoA
+from models.moa import MoA
 from models.saving import save_drafter
+from tests.models.plain_moa import DraftActivations, plain_forward
 from tests.models.plans import chain, plan
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -56,7 +57,7 @@ class Case:
         last_boundary = torch.where(boundaries, index, -1).cummax(dim=1).values
         sa_mask = (index[None] <= index[:, None])[None, None]
         ca_mask = (index[None, None] <= last_boundary[:, :, None])[:, None]
-        return self.drafter(self.target, self.token_ids, activations, sa_mask, ca_mask, boundaries)
+        return plain_forward(self.drafter, self.target, self.token_ids, activations, sa_mask, ca_mask, boundaries)
 
 
 @pytest.fixture(scope="module", params=["llama-n0", "llama-n1"])

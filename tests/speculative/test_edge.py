@@ -53,6 +53,7 @@ from speculative.sequence import Sequence
 from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, random_moa, request, run
 from tests.speculative.edge import Beside, put_beside
 from tests.speculative.edge_client.test_connection import hear, tell
+from training.forward import DraftForward
 from training.masks import cross_attention_mask, self_attention_mask
 
 KINDS = ("moa", *MOA_KINDS)
@@ -255,7 +256,8 @@ def test_beyond_its_memory_an_edge_drafts_as_trained(
     if not moa.config.attends_to_all_memory:
         cross = cross & (torch.arange(text.shape[1]) == known - 1)
     block, moa.block = moa.block, None  # of a block only the root is asked for, which is what SA and CA give
-    feature = moa(target, text, truth, self_attention_mask(boundaries, staircase), cross, boundaries).feature[0, -1]
+    masks, wanted = (self_attention_mask(boundaries, staircase), cross), torch.arange(text.shape[1]).unsqueeze(0) == known + beyond
+    feature = DraftForward(moa)(target, text, truth, *masks, boundaries, wanted).feature[0]
     moa.block = block
 
     edge = EdgeDrafter(bundle.drafter, bundle.target, 2, 64, DraftShape(4, 2, 6))

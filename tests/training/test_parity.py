@@ -11,6 +11,7 @@ from models.config import MoAConfig
 from models.llama import Llama
 from models.loader import load_drafter, load_target
 from models.moa import MoA
+from tests.models.plain_moa import plain_forward
 from training.forward import DraftForward, DraftRows
 from training.losses import draft_loss
 from training.masks import cross_attention_mask, proposing_positions, self_attention_mask, verification_boundaries
@@ -94,14 +95,14 @@ def test_agreement_is_where_the_best_tokens_are_equal(reference: Reference):
 
 
 def test_gradients_equal_those_of_the_plain_forward_pass(reference: Reference):
-    """Chunks, wanted rows and gradients found ahead change nothing: MoA.forward and textbook losses give the same."""
+    """Chunks, wanted rows and gradients found ahead change nothing: a plain pass and textbook losses give the same."""
     response, target, drafter, truth = reference.response, reference.target, reference.drafter, reference.truth
     rows = response.flatten().nonzero().squeeze(1)
     draft_loss(target.lm_head.weight, truth, reference.draft(response), rows, kl_weight=0.3, feature_weight=0.7).loss.backward()
     ours = {name: parameter.grad.clone() for name, parameter in drafter.named_parameters() if parameter.grad is not None}
     drafter.zero_grad()
 
-    plain = drafter(*reference.arguments)
+    plain = plain_forward(drafter, *reference.arguments)
     logits, hidden = target.logits(plain.feature[response]), truth.hidden[response]
     kl = -(target.logits(hidden).softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
     smooth = torch.nn.functional.smooth_l1_loss(plain.feature[response], hidden)
