@@ -15,6 +15,7 @@ from speculative.errors import ContextLengthError, EngineLoadError, InvalidReque
 from speculative.request import Request, SamplingParams
 from speculative.scheduler import Scheduler
 from speculative.sequence import Sequence
+from speculative.texts import Texts
 from tests.speculative.conftest import DRAFTERS, N0, N1, MakeEngine, request, run, tokens
 
 TREES = [
@@ -234,6 +235,13 @@ def test_stats_add_up(make_engine) -> None:
     assert stats.num_target_calls == len(series)
     assert stats.num_accepted_draft_tokens == sum(k * n for k, n in enumerate(stats.acceptance_histogram))
     assert stats.num_draft_tokens == 9 * stats.num_drafts
+
+
+def test_what_was_drafted_beyond_the_end_of_a_text_is_no_gain() -> None:
+    sequence = Texts(None, 160, {9}).begin(Request("r", (1, 2), SamplingParams(max_tokens=20)), 64)
+    output = sequence.append((5, 9, 7, 8), 3, None, frozenset({9}))
+    assert (output.new_token_ids, output.num_accepted, output.finish_reason) == ((5, 9), 2, "stop")
+    assert output.stats.num_accepted_draft_tokens == 2 and output.stats.acceptance_histogram == (0, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,22 @@ def test_matches_are_as_likely_as_those_before_them_held(drafter: LookupDrafter,
     assert 0.3 < first < 0.6 and second / first > 0.7
 
 
+def test_a_match_is_judged_once_and_whole_however_the_text_comes_past_it() -> None:
+    quoting = [*QUOTE, 13, 14, 15, 16, 17, *QUOTE]
+
+    def learned(*gains: list[int]) -> list[float]:
+        drafter, text = LookupDrafter(Other(), order=3), sequence("a", quoting)
+        for gain in gains:
+            drafter.propose([text], SHAPE, CACHE)
+            text.tokens.extend(gain)
+        drafter.propose([text], SHAPE, CACHE)
+        probabilities = drafter.propose([sequence("b", quoting)], SHAPE, CACHE).probabilities
+        assert probabilities is not None
+        return probabilities[0].tolist()
+
+    assert learned([13], [14, 15], [16]) == learned([13, 14, 15, 16]) != learned()
+
+
 def test_quotes_that_fail_become_less_likely(drafter: LookupDrafter) -> None:
     text, seen = sequence("a", [0, *QUOTE]), []
     for i in range(20):

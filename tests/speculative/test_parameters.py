@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from speculative.errors import EngineLoadError, InvalidRequestError
 from speculative.loading import default_sampling
 from speculative.logprobs import LOGPROB_ROWS, text_logprobs, token_logprobs
 from speculative.request import RequestOutput, SamplingParams, TokenLogprob
+from speculative.sampler import Sampler
 from tests.speculative.conftest import DRAFTERS, N0, N1, MakeEngine, request, run, tokens
 
 PROMPT = [7, 7, 30, 7, 7, 30, 7]
@@ -65,6 +66,22 @@ def test_output_is_the_same_with_speculation_on_and_off(make_engine, name: str, 
 def test_repetition_penalty_is_that_of_transformers(make_engine, model: PreTrainedModel, penalty: float) -> None:
     expected = greedy(model, GenerationConfig(max_new_tokens=40, repetition_penalty=penalty, eos_token_id=None))
     assert generated(make_engine, repetition_penalty=penalty) == expected != generated(make_engine)
+
+
+def test_repetition_counts_in_prompt_and_output_and_the_other_penalties_in_the_output_alone() -> None:
+    logits, prompt, output = torch.linspace(-2, 2, 160), (3, 150), (80, 20)
+    text = torch.tensor([[*prompt, *output]])
+
+    def adjusted(**params: float) -> Tensor:
+        sampler = Sampler(SamplingParams(**params), 0, prompt, ())  # type: ignore[arg-type]
+        for token in output:
+            sampler.take(token)
+        return sampler.adjust(logits)
+
+    expected = RepetitionPenaltyLogitsProcessor(1.4)(text, logits.unsqueeze(0).clone())[0]
+    torch.testing.assert_close(adjusted(repetition_penalty=1.4), expected)
+    expected = logits.index_add(0, torch.tensor(output), torch.full((2,), -1.5 - 0.5))
+    torch.testing.assert_close(adjusted(frequency_penalty=1.5, presence_penalty=0.5), expected)
 
 
 def test_bias_is_that_of_transformers(make_engine, model: PreTrainedModel) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from speculative.config import ModelInfo
 from speculative.prefix_cache import extend_keys
-from speculative.replicas.affinity import Affinity
+from speculative.replicas.affinity import MOST_HOLDERS, Affinity
 from speculative.replicas.loads import Loads
 from speculative.replicas.messages import Wish
 from speculative.replicas.routing import rank
@@ -40,7 +40,8 @@ def test_what_all_have_in_common_speaks_for_nobody() -> None:
 def test_an_answer_that_is_written_in_other_tokens_does_not_hide_its_question() -> None:
     affinity = Affinity()
     question = list(range(40))
-    affinity.learn(keys_of([*question, *range(200, 300)]), "a")
+    for _ in range(2):  # asked again it is the same text, and not another one that begins alike
+        affinity.learn(keys_of([*question, *range(200, 300)]), "a")
     assert affinity.near(keys_of([*question, *range(300, 400)])) == ("a",)
 
 
@@ -71,6 +72,16 @@ def test_the_index_is_bounded_and_forgets_ends_before_beginnings() -> None:
     assert len(affinity) == 6
     assert affinity.near(second) == ("b",)
     assert affinity.near(first[:2]) == ("a",) and affinity.near(first[2:]) == ()
+    for number in range(5):
+        affinity.learn([], "c", str(number))
+    assert affinity.near([], "one") == () and affinity.near([], "two") == ("b",)
+
+
+def test_of_what_all_replicas_know_the_latest_are_remembered() -> None:
+    affinity, keys = Affinity(), keys_of(list(range(64)))
+    for number in range(MOST_HOLDERS + 2):
+        affinity.learn(keys, str(number))
+    assert affinity.near(keys) == tuple(str(number) for number in range(MOST_HOLDERS + 1, 1, -1))
 
 
 def test_the_replica_that_knows_the_text_comes_before_the_least_busy() -> None:
