@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -48,7 +49,10 @@ class EdgeSettings(HttpSettings):
 
     @model_validator(mode="after")
     def _server_lets_in(self) -> EdgeSettings:
-        self.server_key()
+        if self.server_key() is not None and re.match("wss?://[^/]*@", self.server):
+            raise ValueError(
+                "--server names a user, and there is a key for the server too: a request can say who asks in one way only"
+            )
         if self.server_ca_file is not None and not self.server_ca_file.is_file():
             raise ValueError(f"--server-ca-file: there is no file {self.server_ca_file}")
         if self.server_ca_file is not None and not self.server.startswith("wss://"):

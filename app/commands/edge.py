@@ -163,4 +163,4 @@ def edge(
 
         return EdgeEngine(settings.edge_config())
 
-    raise typer.Exit(serving.serve(settings, engine, f"the bundle {settings.bundle} for {settings.server}"))
+    raise typer.Exit(serving.serve(settings, engine, f"the bundle {settings.bundle} for {settings.edge_config().server}"))

@@ -107,13 +107,13 @@ class Link:
         self.connection, self.problem = connection, None
         self.num_connections += 1
         model = connection.welcome.model
-        logger.info("connected to %s: %s, memory as %s", self.server.url, model.name, connection.welcome.format)
+        logger.info("connected to %s: %s, memory as %s", self.server, model.name, connection.welcome.format)
         self._changed.set()
         self._tried.set()
 
     def _lost(self, connection: Connection, reason: str) -> None:
         self._forget(connection)
-        self.problem = ServerUnreachableError(f"cut off from {self.server.url}: {reason}")
+        self.problem = ServerUnreachableError(f"cut off from {self.server}: {reason}")
         logger.warning("%s", self.problem)
 
     def _forget(self, connection: Connection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +35,16 @@ OTHER_HOST = frozenset({62, 64})
 class Server:
     """Where a server is (ws:// or wss://, host and port, perhaps a path that a proxy strips) and how one is let in.
 
-    ``ca_file`` (PEM) names the authorities that are trusted instead of the system's.
+    ``ca_file`` (PEM) names the authorities that are trusted instead of the system's. Messages have its address as ``str`` gives
+    it: without a password for a proxy on the way, as callers are told them too.
     """
 
     url: str
     api_key: str | None = None
     ca_file: Path | None = None
+
+    def __str__(self) -> str:
+        return re.sub("//[^/]*@", "//", self.url, count=1)
 
     @property
     def sessions_url(self) -> str:
@@ -69,7 +74,7 @@ async def open_connection(server: Server, hello: Hello, *, known: bool = False) 
     try:
         return await asyncio.wait_for(_open(server, hello, known), OPENING_S)
     except asyncio.TimeoutError:
-        raise ServerUnreachableError(f"{server.url} does not answer: is this the right host and port, and does it run?") from None
+        raise ServerUnreachableError(f"{server} does not answer: is this the right host and port, and does it run?") from None
 
 
 async def _open(server: Server, hello: Hello, known: bool) -> Connection:
@@ -87,9 +92,9 @@ async def _open(server: Server, hello: Hello, known: bool) -> Connection:
         raise _refused(server, error.response.status_code, known) from error
     except InvalidURI as error:
         if error.uri != server.sessions_url:
-            message = f"{server.url} sends on to {error.uri}, where no WebSocket is: is there a page to log in to?"
+            message = f"{server} sends on to {error.uri}, where no WebSocket is: is there a page to log in to?"
             raise ServerUnreachableError(message, permanent=not known) from error
-        raise ServerUnreachableError(f"{server.url} is no address of a server: {error}", permanent=True) from error
+        raise ServerUnreachableError(f"{server} is no address of a server: {error.msg}", permanent=True) from error
     except ssl.SSLCertVerificationError as error:
         raise _distrusted(server, error, known) from error
     except (OSError, EOFError, WebSocketException) as error:
@@ -98,11 +103,11 @@ async def _open(server: Server, hello: Hello, known: bool) -> Connection:
             said = "it does not speak TLS; if it is to be asked without, its address begins with ws://"
         elif isinstance(error, InvalidMessage) and server.url.startswith("ws://"):
             said += "; if it speaks TLS, its address begins with wss://"
-        raise ServerUnreachableError(f"{server.url} cannot be reached: {said}") from error
+        raise ServerUnreachableError(f"{server} cannot be reached: {said}") from error
     except ImportError as error:
-        raise ServerUnreachableError(f"{server.url} cannot be reached through this proxy: {error}", permanent=True) from error
+        raise ServerUnreachableError(f"{server} cannot be reached through this proxy: {error}", permanent=True) from error
     except ValueError as error:  # a port that is no number, a name that no host can have, a key that no header can hold
-        message = f"{server.url} cannot be asked: {error}; is its address right, and its proxy's, and the key?"
+        message = f"{server} cannot be asked: {error}; is its address right, and its proxy's, and the key?"
         raise ServerUnreachableError(message, permanent=True) from error
     assert isinstance(socket, Socket)
     try:
@@ -110,12 +115,12 @@ async def _open(server: Server, hello: Hello, known: bool) -> Connection:
         limits = Limits(frame_bytes=hello.frame_bytes)
         frame = decode_server(_binary(await socket.recv()), limits)
         if isinstance(frame, Error):
-            raise ServerUnreachableError(f"{server.url}: {frame.message}", permanent=frame.code in PERMANENT)
+            raise ServerUnreachableError(f"{server}: {frame.message}", permanent=frame.code in PERMANENT)
         if not isinstance(frame, Welcome) or frame.version != VERSION or frame.format not in hello.formats:
-            raise ServerUnreachableError(f"{server.url} does not greet as MoA Serve does: is it another kind of server?")
+            raise ServerUnreachableError(f"{server} does not greet as MoA Serve does: is it another kind of server?")
     except (ConnectionClosed, ProtocolError) as error:
         socket.transport.abort()
-        raise ServerUnreachableError(f"{server.url} did not answer the greeting: {_said(error)}") from error
+        raise ServerUnreachableError(f"{server} did not answer the greeting: {_said(error)}") from error
     except BaseException:
         socket.transport.abort()
         raise
@@ -143,18 +148,18 @@ def _distrusted(server: Server, error: ssl.SSLCertVerificationError, known: bool
         problem = "it is another host's: use a name of the server that stands in it"
     else:
         problem = "the server needs another one"
-    message = f"{server.url}: its certificate is not trusted ({error.verify_message}); {problem}"
+    message = f"{server}: its certificate is not trusted ({error.verify_message}); {problem}"
     return ServerUnreachableError(message, permanent=not known)
 
 
 def _refused(server: Server, status: int, known: bool) -> ServerUnreachableError:
     if status in (401, 403):
-        message = f"{server.url} does not let this edge in ({status}): set MOASERVE_SERVER_API_KEY to a key of that server"
+        message = f"{server} does not let this edge in ({status}): set MOASERVE_SERVER_API_KEY to a key of that server"
         return ServerUnreachableError(message, permanent=True)
     if status == 404:
         message = (
-            f"{server.url} has no {PATH}: is it a MoA Serve server that takes edges, and does a proxy in between pass on `Upgrade` "
+            f"{server} has no {PATH}: is it a MoA Serve server that takes edges, and does a proxy in between pass on `Upgrade` "
             "(docs/self-hosting.md)?"
         )
         return ServerUnreachableError(message, permanent=not known)
-    return ServerUnreachableError(f"{server.url} does not take connections now (HTTP {status})")
+    return ServerUnreachableError(f"{server} does not take connections now (HTTP {status})")

@@ -236,7 +236,7 @@ class Writing:
             raise ServerTimeoutError(error.message)
         if error.code == "wrong_model":
             channel.connection.fail(error.message)  # whoever greets it anew is told the same
-            raise ServerUnreachableError(f"{self._place.link.server.url}: {error.message}", permanent=True)
+            raise ServerUnreachableError(f"{self._place.link.server}: {error.message}", permanent=True)
         if error.retryable:
             await self._again(f"the server does not take the text now: {error.message}")
         if error.code in ("cannot_resume", "unknown_session", "session_in_use"):

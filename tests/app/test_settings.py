@@ -123,3 +123,9 @@ def test_blanks_around_the_key_for_a_server_are_not_its_own(monkeypatch: pytest.
             patch.setenv(name, value)
             assert EdgeSettings(server="ws://a", bundle="b").server_key() == "sk-1"  # type: ignore[arg-type]
     assert EdgeSettings(server="ws://a", bundle="b", server_api_key="\n").server_key() is None  # type: ignore[arg-type]
+
+
+def test_an_address_with_a_user_takes_no_key_beside_it() -> None:
+    assert EdgeSettings(server="wss://me:secret@a", bundle="b").server_key() is None  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="in one way only"):
+        EdgeSettings(server="wss://me:secret@a", bundle="b", server_api_key="sk-1")  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -302,6 +303,15 @@ async def test_what_is_no_address_is_an_error_that_stays(url: str) -> None:
     await asyncio.wait_for(link.tried(), 30)
     assert link.problem is not None and link.problem.permanent and url in str(link.problem)
     await link.close()
+
+
+async def test_no_message_has_the_password_for_a_proxy_on_the_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for address in (f"127.0.0.1:{port}/llm", "127.0.0.1:port"):
+        with pytest.raises(ServerUnreachableError) as caught:
+            await open_connection(Server(f"ws://me:secret@{address}"), HELLO)
+        assert f"ws://{address} " in str(caught.value) and "secret" not in str(caught.value)
 
 
 async def test_a_proxy_that_takes_another_library_is_an_error_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
