@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from benchmarks.alone import Continuation
     from benchmarks.evaluation import Case, Figures
     from benchmarks.gateway import GatewayResult
@@ -13,20 +15,26 @@ if TYPE_CHECKING:
     from benchmarks.watching import WatchingResult
 
 
+def _console() -> Console:
+    """For names that users give, and sources of their prompts: shown as they are, brackets and all."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False)
+
+
 def print_offline(result: OfflineResult) -> None:
     """Two tables: speed, and how drafts fared."""
-    from rich.console import Console
     from rich.table import Table
 
     from benchmarks.offline import PLAIN, SPECULATIVE, spread
 
-    console = Console()
+    console = _console()
     asked = f"{len(result.prompts)} prompts"
     if len(result.compared) < len(result.prompts):
         asked += f" of {len(result.compared)} conversations"
     speed = Table(title=f"{result.settings['model']}, {result.settings['dtype']}, {asked}, greedy")
     for column in ("", "tokens/s", "over plain (median, quartiles)", "same tokens as plain"):
-        speed.add_column(column, justify="left" if not column else "right")
+        speed.add_column(column, justify="left" if not column else "right", overflow="fold")
     for way in result.runs:
         ratio = spread(result.ratios(way, PLAIN))
         speed.add_row(
@@ -39,7 +47,7 @@ def print_offline(result: OfflineResult) -> None:
     acceptance = result.acceptance()
     drafts = Table(title=f"drafter: {result.settings['drafter']}")
     for column in ("τ", "target passes", "drafted", "accepted", "accepted at depth 1, 2, …"):
-        drafts.add_column(column, justify="right")
+        drafts.add_column(column, justify="right", overflow="fold")
     drafts.add_row(
         f"{acceptance.tau:.2f}",
         str(acceptance.target_passes),
@@ -56,16 +64,15 @@ def print_offline(result: OfflineResult) -> None:
 
 def print_evaluation(results: dict[Case, dict[str, Figures]]) -> None:
     """A table of all cases for each way of sampling, then how deep drafts are accepted."""
-    from rich.console import Console
     from rich.table import Table
 
     from benchmarks.evaluation import ALL
 
-    console = Console()
+    console = _console()
     for sampling in dict.fromkeys(case.sampling for case in results):
         table = Table(title=f"{sampling}; speeds are over plain decoding, draft cost is in its steps")
         for column in ("drafter", "source", "τ (95%)", "decoding", "end to end", "tokens/s", "passes/token", "draft cost"):
-            table.add_column(column, justify="left" if column in ("drafter", "source") else "right")
+            table.add_column(column, justify="left" if column in ("drafter", "source") else "right", overflow="fold")
         for case, sources in results.items():
             if case.sampling != sampling:
                 continue
@@ -90,14 +97,13 @@ def print_evaluation(results: dict[Case, dict[str, Figures]]) -> None:
 
 def print_watching(result: WatchingResult) -> None:
     """A table of ratios, and what was measured directly."""
-    from rich.console import Console
     from rich.table import Table
 
     figures = result.as_dict()
-    console = Console()
+    console = _console()
     ratios = Table(title=f"{result.concurrency} requests at once; median and quartiles of rounds")
     for column in ("", "tokens per second", "processor time per token"):
-        ratios.add_column(column, justify="left" if not column else "right")
+        ratios.add_column(column, justify="left" if not column else "right", overflow="fold")
     for name in figures["speed_ratios"]:
         cells = (figures["speed_ratios"][name], figures["cpu_ratios"][name])
         ratios.add_row(name, *(f"{each['median']:.3f} ({each['p25']:.3f}–{each['p75']:.3f})" for each in cells))
@@ -110,7 +116,6 @@ def print_watching(result: WatchingResult) -> None:
 
 def print_gpu(costs: ShapeCosts) -> None:
     """Steps of one shape, and the least that they can take."""
-    from rich.console import Console
     from rich.table import Table
 
     sizes = f"{costs.parameters / 1e9:.2f} G parameters, drafter {costs.drafter_parameters / 1e9:.2f} G"
@@ -128,7 +133,7 @@ def print_gpu(costs: ShapeCosts) -> None:
         "verify / least",
         "least / level",
     ):
-        table.add_column(column, justify="right" if column else "left")
+        table.add_column(column, justify="right" if column else "left", overflow="fold")
     for step in costs.steps:
         times = (step.plain, step.draft, step.level, step.verify, step.commit, step.floor)
         ratios = step.as_dict()
@@ -140,21 +145,20 @@ def print_gpu(costs: ShapeCosts) -> None:
             f"{ratios['verify_over_floor']:.2f}",
             f"{ratios['floor_over_level']:.1f}",
         )
-    Console().print(table)
+    _console().print(table)
 
 
 def print_gateway(result: GatewayResult) -> None:
     """Two tables: what the gateway costs, and what held the event loop up."""
-    from rich.console import Console
     from rich.table import Table
 
     from benchmarks.gateway import DIRECT, HTTP
     from benchmarks.offline import spread
 
-    console = Console()
+    console = _console()
     costs = Table(title="medians of rounds; the cost with quartiles")
     for column in ("requests at once", "tokens/s alone", "over HTTP", "cost", "event loop per token"):
-        costs.add_column(column, justify="right")
+        costs.add_column(column, justify="right", overflow="fold")
     for concurrency, arms in result.rounds.items():
         speeds = (spread([each.tokens_per_second for each in arms[arm]])["median"] for arm in (DIRECT, HTTP))
         cost = result.cost(concurrency)
@@ -167,7 +171,7 @@ def print_gateway(result: GatewayResult) -> None:
     console.print(costs)
     blocks = Table(title=f"posted amid {max(result.rounds)} streams")
     for column in ("", "longest block", "its own", "over 20 ms", "longest silence", "statuses", "where"):
-        blocks.add_column(column, justify="right" if column not in ("", "statuses", "where") else "left")
+        blocks.add_column(column, justify="right" if column not in ("", "statuses", "where") else "left", overflow="fold")
     for name, each in result.disturbed.items():
         blocks.add_row(
             name,
@@ -183,7 +187,6 @@ def print_gateway(result: GatewayResult) -> None:
 
 def print_alone(results: dict[str, list[Continuation]]) -> None:
     """A row for each cut and drafter."""
-    from rich.console import Console
     from rich.table import Table
 
     from benchmarks.alone import figures
@@ -199,7 +202,7 @@ def print_alone(results: dict[str, list[Continuation]]) -> None:
         "tool calls",
     )
     for column in columns:
-        table.add_column(column, justify="left" if column == "drafter" else "right")
+        table.add_column(column, justify="left" if column == "drafter" else "right", overflow="fold")
     cuts = sorted({each.cut for continuations in results.values() for each in continuations})
     for cut in cuts:
         for name, continuations in results.items():
@@ -208,4 +211,4 @@ def print_alone(results: dict[str, list[Continuation]]) -> None:
             shares = (each.agreement, each.similarity, each.exact)
             table.add_row(f"{cut:.0%}", name, str(each.answers), *(f"{share:.1%}" for share in shares), calls)
         table.add_section()
-    Console().print(table)
+    _console().print(table)

@@ -17,7 +17,7 @@ from benchmarks.network.verdicts import differing, verdicts
 
 def print_results(results: Results, plan: Plan, notes: list[str]) -> None:
     """Two tables for each link and temperature, two for many clients, and what to make of them; ``notes`` stand at the end."""
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names and errors are not ours
     found, crowds = figures(results), crowd_figures(results)
     links = {link.name: link for link in plan.links}
     told = {(verdict.link, verdict.temperature): verdict.line() for verdict in verdicts(found)}
@@ -50,9 +50,9 @@ def print_results(results: Results, plan: Plan, notes: list[str]) -> None:
 
 def _table(title: str | None, *names: str) -> Table:
     table = Table(title=title)
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     return table
 
 

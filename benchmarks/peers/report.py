@@ -18,12 +18,12 @@ from benchmarks.peers.ways import OURS
 
 def print_results(results: Results, settings: Mapping[str, Any], notes: Sequence[str]) -> None:
     """A table for each number of prompts at once, and what else is to be said."""
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names and errors are not ours
     found = figures(results)
     for at_once in dict.fromkeys(number for number, _ in found):
         table = Table(title=f"{_title(settings)}, {at_once} at once")
         for column in ("", "tokens/s", "ours over it (median, quartiles)", "same text as ours"):
-            table.add_column(column, justify="left" if not column else "right", no_wrap=not column)
+            table.add_column(column, justify="left" if not column else "right", no_wrap=not column, overflow="fold")
         for (number, name), each in found.items():
             if number == at_once:
                 table.add_row(name, f"{each.tokens_per_second:.1f}", ratio(each, name), f"{each.identical} of {each.texts}")
@@ -31,8 +31,8 @@ def print_results(results: Results, settings: Mapping[str, Any], notes: Sequence
         if (best := best_assistance(found, at_once)) is not None:
             console.print(f"transformers' best way with drafts is {best}: ours over it {ratio(found[at_once, best], best)}")
     for line in [*notes, *idle(results), *(f"Failed: {failure}" for failure in results.failures)]:
-        console.print(line, highlight=False, markup=False)
-    console.print(provenance().line(), highlight=False, markup=False)
+        console.print(line, highlight=False)
+    console.print(provenance().line(), highlight=False)
 
 
 def ratio(each: Figures, name: str) -> str:

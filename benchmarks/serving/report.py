@@ -17,7 +17,7 @@ from benchmarks.serving.measuring import Plan, Results
 
 def print_results(results: Results, plan: Plan, compared: Kept | None, notes: Sequence[str]) -> None:
     """Three tables for each rate, and what to read them with; ``notes`` stand at the end."""
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names and errors are not ours
     found = rows(results, compared.plain if compared else None)
     every = pooled([*found, *(compared.rows if compared else ())])
     for rate in results.rates:
@@ -67,7 +67,7 @@ def _generator(found: Sequence[Row]) -> list[str]:
 
 def _table(title: str | None, *names: str) -> Table:
     table = Table(title=title)
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
     return table

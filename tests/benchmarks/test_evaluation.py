@@ -12,8 +12,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from app.cli import cli
+from app.commands import tables
 from benchmarks.decoding import Decoded, decode
-from benchmarks.evaluation import ALL, Run, SentMemory, by_source, evaluate, figures
+from benchmarks.evaluation import ALL, Case, Run, SentMemory, by_source, evaluate, figures
 from benchmarks.prompts import Prompt
 from speculative.config import EngineConfig, MemoryFormat
 from speculative.drafters.moa import MoADrafter
@@ -66,6 +67,14 @@ def test_intervals_cover_what_prompts_differ_in() -> None:
     assert alike.tau_low == alike.tau == alike.tau_high == 1.5
     assert different.tau == 1.5
     assert 1.2 < different.tau_low < 1.45 and 1.55 < different.tau_high < 1.8
+
+
+def test_no_figure_is_cut_short_in_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    each = figures([run("a", 10.0, (2, 0) if n % 2 else (0, 2)) for n in range(20)])
+    tables.print_evaluation({Case("ours", "chain", "temperature 1"): {ALL: each, "function calls": each}})
+    table, _, _ = capsys.readouterr().out.partition("accepted at depth")
+    assert "…" not in table
 
 
 def test_drafters_meet_the_same_prompts_in_every_way() -> None:
@@ -138,7 +147,7 @@ def invoke(*options: str) -> tuple[int, str]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
 def test_the_command_prints_a_table_and_writes_figures_and_pictures(tmp_path: Path) -> None:
     questions = tmp_path / "questions.jsonl"
-    questions.write_text("".join(json.dumps({"turns": [f"Tell me about {n} cups of tea."]}) + "\n" for n in range(3)))
+    questions.write_text("".join(json.dumps({"turns": [f"Tell me about {n} cups."], "source": "[/tea]"}) + "\n" for n in range(3)))
     options = "--num-prompts 2 --max-tokens 6 --dtype float32 --num-threads 1 --compile off --shape tree --temperature 0"
     code, output = invoke(
         "--drafter",
@@ -152,7 +161,7 @@ def test_the_command_prints_a_table_and_writes_figures_and_pictures(tmp_path: Pa
         *options.split(),
     )
     assert code == 0, output
-    assert "ours, tree" in output and "ngram, tree" in output
+    assert "ours, tree" in output and "ngram, tree" in output and "[/tea]" in output
     document = json.loads((tmp_path / "out" / "results.json").read_text())
     assert {row["drafter"] for row in document["results"]} == {"ours", "ngram"}
     assert all(row["identical"] == 1.0 for row in document["results"])

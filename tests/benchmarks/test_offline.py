@@ -7,14 +7,24 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from app.cli import cli
-from benchmarks.offline import PLAIN, SPECULATIVE, TRANSFORMERS, run_offline, spread
+from app.commands import tables
+from benchmarks.decoding import Decoded
+from benchmarks.machine import provenance
+from benchmarks.offline import PLAIN, SPECULATIVE, TRANSFORMERS, OfflineResult, run_offline, spread
 from benchmarks.prompts import Prompt
 from speculative.config import EngineConfig
 from speculative.loading import load_engine
+from speculative.request import RequestStats
 from tests.speculative.conftest import N0
 
 CONFIG = EngineConfig(
-    model=str(N0 / "target"), drafter=str(N0 / "drafter"), dtype="float32", max_num_seqs=1, num_threads=1, compile="off"
+    model=str(N0 / "target"),
+    drafter=str(N0 / "drafter"),
+    dtype="float32",
+    draft_policy="fixed",
+    max_num_seqs=1,
+    num_threads=1,
+    compile="off",
 )
 
 
@@ -54,6 +64,15 @@ def test_conversations_are_read_on_and_compared_as_wholes() -> None:
 def test_spread_is_median_and_quartiles() -> None:
     assert spread([3.0]) == {"median": 3.0, "p25": 3.0, "p75": 3.0}
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0])["median"] == 3.0
+
+
+def test_sources_are_told_as_the_file_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Decoded((1, 2), 1.0, 0.5, 1, RequestStats())
+    settings = {"model": "[/b] x", "dtype": "float32", "drafter": "moa"}
+    result = OfflineResult(provenance(), settings, [Prompt("[/maths] :cat:", (1,))], {PLAIN: [run], SPECULATIVE: [run]})
+    tables.print_offline(result)
+    told = capsys.readouterr().out
+    assert "[/maths] :cat: 1.00" in told and "[/b] x, float32" in told
 
 
 def test_the_command_prints_tables_and_writes_json(tmp_path) -> None:

@@ -84,6 +84,14 @@ def test_the_spread_over_rounds_is_that_of_their_medians(
     assert "5.0–10.0" in capsys.readouterr().out
 
 
+def test_no_figure_is_cut_short_in_a_narrow_terminal(
+    results: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    print_results(results, plan(), [])
+    assert "…" not in capsys.readouterr().out
+
+
 def test_figures_of_an_edge(results: Results) -> None:
     moa = figures(results)["4g", 0.0, MOA]
     assert (moa.runs, moa.tokens, moa.same) == (2, 20, 1)

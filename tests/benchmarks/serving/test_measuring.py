@@ -118,7 +118,7 @@ async def test_rates_may_be_shares_of_what_plain_decoding_sustains(monkeypatch: 
 async def test_requests_that_fail_are_counted_and_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     async def some_fail(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if body["way"] == "tree" and body["seed"] % 2 and body["seed"] > 100:
-            writer.write(b"HTTP/1.1 429 Busy\r\nContent-Length: 4\r\n\r\nfull")
+            writer.write(b"HTTP/1.1 429 Busy\r\nContent-Length: 7\r\n\r\n[/full]")
         else:
             await three_words(body, writer)
 
@@ -131,11 +131,11 @@ async def test_requests_that_fail_are_counted_and_told(monkeypatch: pytest.Monke
     assert [found[200.0, way].failed for way in ("off", "tree")] == [0, 4]
     up = found[200.0, "tree"].speed_up
     assert up is not None and up.pairs == 4
-    assert "FAILED: tree, 200/s: 4 requests: 429: full" in failing(results)
+    assert "FAILED: tree, 200/s: 4 requests: 429: [/full]" in failing(results)
     assert any("1 warming up" in line for line in failing(results))
     print_results(results, asked, None, ["It was a test."])
     told = capsys.readouterr().out
-    assert "4 of 8" in told and "FAILED: tree" in told and "It was a test." in told
+    assert "4 of 8" in told and "429: [/full]" in told and "It was a test." in told
 
 
 async def test_a_server_that_fails_from_the_first_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
