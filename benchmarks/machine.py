@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -45,7 +46,7 @@ class Provenance:
 def provenance() -> Provenance:
     """This run's."""
     return Provenance(
-        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=_command(),
         commit=_commit(),
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         cpu=_cpu(),
@@ -73,6 +74,15 @@ def decoding_settings(config: EngineConfig) -> dict[str, Any]:
     """What of an engine's configuration speed and acceptance depend on, for JSON."""
     drafting = {name: value for name, value in asdict(config).items() if name.startswith("draft_")}
     return {"model": config.model, **drafting}
+
+
+def _command() -> str:
+    """To be typed again; without the key of a server, as results are kept and shown."""
+    words, hidden = [Path(sys.argv[0]).name], False
+    for word in sys.argv[1:]:
+        words.append("KEY" if hidden else "--api-key=KEY" if word.startswith("--api-key=") else word)
+        hidden = word == "--api-key"
+    return shlex.join(words)
 
 
 def _commit() -> str:

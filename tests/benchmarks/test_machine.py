@@ -1,6 +1,7 @@
 """Results on disk."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,27 @@ from typer.testing import CliRunner
 
 from app.cli import cli
 from app.commands import options
-from benchmarks.machine import write_json
+from benchmarks.machine import provenance, write_json
 
 
 def test_a_result_stands_beside_where_it_comes_from(tmp_path: Path) -> None:
     write_json({"speed": 2.0}, tmp_path / "new" / "result.json")
     result = json.loads((tmp_path / "new" / "result.json").read_text())
     assert result["speed"] == 2.0 and result["provenance"]["cores"] >= 1
+
+
+@pytest.mark.parametrize("given", [["--api-key", "sk-1"], ["--api-key=sk-1"]], ids=" ".join)
+def test_commands_are_kept_as_they_are_typed_but_for_keys(monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/moaserve", "bench", *given, "--extra", '{"top_k": 1}'])
+    command = provenance().command
+    assert "sk-1" not in command
+    assert shlex.split(command) == [
+        "moaserve",
+        "bench",
+        *(each.replace("sk-1", "KEY") for each in given),
+        "--extra",
+        '{"top_k": 1}',
+    ]
 
 
 def test_a_result_that_the_disk_does_not_take_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
