@@ -102,8 +102,8 @@ def _speed(runs: Sequence[Decoded]) -> float:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles."""
-    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    """Median and quartiles, which lie among the values however few there are."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
     return {"median": round(median, 3), "p25": round(low, 3), "p75": round(high, 3)}
 
 

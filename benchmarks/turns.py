@@ -7,12 +7,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import httpx
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks.offline import spread
 from benchmarks.prompts import Prompt
 
 THINKING_S = 0.5
@@ -53,12 +54,12 @@ class TurnFigures:
 
     def line(self) -> str:
         """For people."""
-        low, _, high = quantiles(self.faster, n=4) if len(self.faster) > 1 else (self.faster[0],) * 3
+        faster = spread(self.faster)
         first = median(turn.seconds for turn in self.turns) * 1000
         cold = median(turn.seconds for turn in self.cold) * 1000
         return (
-            f"{self.way}: first token after {first:.0f} ms instead of {cold:.0f}, {median(self.faster):.1f}x sooner "
-            f"({low:.1f}–{high:.1f}); {self.computed:.1%} of the prompts computed"
+            f"{self.way}: first token after {first:.0f} ms instead of {cold:.0f}, {faster['median']:.1f}x sooner "
+            f"({faster['p25']:.1f}–{faster['p75']:.1f}); {self.computed:.1%} of the prompts computed"
         )
 
 

@@ -63,7 +63,8 @@ def test_conversations_are_read_on_and_compared_as_wholes() -> None:
 
 def test_spread_is_median_and_quartiles() -> None:
     assert spread([3.0]) == {"median": 3.0, "p25": 3.0, "p75": 3.0}
-    assert spread([1.0, 2.0, 3.0, 4.0, 5.0])["median"] == 3.0
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == {"median": 3.0, "p25": 2.0, "p75": 4.0}
+    assert spread([1.0, 3.0]) == {"median": 2.0, "p25": 1.5, "p75": 2.5}, "not what nobody has measured"
 
 
 def test_sources_are_told_as_the_file_has_them(capsys: pytest.CaptureFixture[str]) -> None:
