@@ -75,7 +75,8 @@ class Alone:
 class Run:
     """One way, rate and round: those requests that count, what became of each, and what all took.
 
-    ``seconds`` are from when the first of them was due to the last one's end, ``client_share`` of a processor is what this process
+    ``seconds`` are from when the first of them was due to the end of the rate's time, or to that of the last answer, which comes
+    later under load: throughput is over these. ``client_share`` of a processor is what this process
     used meanwhile, and ``wall`` the seconds that ``cost`` and it are of (the warm-up's too).
     """
 
@@ -208,16 +209,16 @@ async def _load(plan: Plan, place: Place, rate: float, round: int, watcher: Watc
     pairs = list(zip(arrivals, outcomes, strict=True))
     lost = [outcome.error for arrival, outcome in pairs if not arrival.counts and outcome.error is not None]
     if lost:
-        failures.append(f"{place.way}, {rate:g}/s, round {round}: {len(lost)} warming up, the first with: {lost[0]}")
+        failures.append(f"{place.way}, {rate:g}/s, round {round + 1}: {len(lost)} warming up, the first with: {lost[0]}")
     counted = [(arrival, outcome) for arrival, outcome in pairs if arrival.counts]
-    last = max(arrival.at + outcome.end for arrival, outcome in counted)
+    over = max(len(arrivals) / rate, *(arrival.at + outcome.end for arrival, outcome in counted))
     return Run(
         way=place.way,
         rate=rate,
         round=round,
         arrivals=[arrival for arrival, _ in counted],
         outcomes=[outcome for _, outcome in counted],
-        seconds=last - counted[0][0].at,
+        seconds=over - counted[0][0].at,
         wall=wall,
         cost=cost,
         client_share=spent / wall,

@@ -103,6 +103,15 @@ async def test_every_way_gets_the_same_requests_in_turn(monkeypatch: pytest.Monk
     assert all(len(run.outcomes) == len(run.arrivals) == 4 for run in results.runs)  # the first of five warmed up
 
 
+async def test_throughput_is_over_the_time_in_which_requests_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = plan(ways=["off"], rates=[5.0], rounds=1)
+    results, _, _ = await measured(monkeypatch, asked)
+    (run,) = results.runs
+    # Five requests in a second, whose first warms up: nobody asks in the last tenth, and that is time too.
+    assert run.seconds >= 1 - run.arrivals[0].at > run.arrivals[-1].at - run.arrivals[0].at
+    assert pooled(rows(results))[5.0, "off"].requests_per_second == pytest.approx(4 / run.seconds)
+
+
 async def test_rates_may_be_shares_of_what_plain_decoding_sustains(monkeypatch: pytest.MonkeyPatch) -> None:
     results, bodies, _ = await measured(monkeypatch, plan(rates=[0.25, 1.0], of_capacity=True, rounds=1))
     assert results.capacity is not None and results.capacity.tokens_per_second == pytest.approx(
@@ -132,7 +141,7 @@ async def test_requests_that_fail_are_counted_and_told(monkeypatch: pytest.Monke
     up = found[200.0, "tree"].speed_up
     assert up is not None and up.pairs == 4
     assert "FAILED: tree, 200/s: 4 requests: 429: [/full]" in failing(results)
-    assert any("1 warming up" in line for line in failing(results))
+    assert any(line.startswith("FAILED: tree, 200/s, round 1: 1 warming up") for line in failing(results))
     print_results(results, asked, None, ["It was a test."])
     told = capsys.readouterr().out
     assert "4 of 8" in told and "429: [/full]" in told and "It was a test." in told
