@@ -175,12 +175,18 @@ def serving(
     ways, asked, limits, more = _ways(way), _numbers("--rates", rates) or [], _slo(slo), options.json_object("--extra", extra)
     if base_url is not None and way:
         options.fail("--way is of servers that this command starts: ask --base-url in another way with --extra", code=2)
-    if base_url is None and extra is not None:
-        options.fail("--extra is for a server that runs already: give its --base-url", code=2)
+    for option, value in (("--extra", extra), ("--served-model", served_model)):
+        if base_url is None and value is not None:
+            options.fail(f"{option} is for a server that runs already: give its --base-url", code=2)
     engine = {"model": model, "dtype": dtype, "device": device, "max_model_len": max_model_len, "compile": compile}
     drafting = {"draft_temperature": draft_temperature, "draft_lookup": draft_lookup, "draft_window": draft_window}
     trees = {"draft_depth": draft_depth, "draft_breadth": draft_breadth, "draft_nodes": draft_nodes}
     common = engine | {"drafter": drafter, "max_num_seqs": max_num_seqs, "num_threads": num_threads} | drafting
+    ours = [
+        name for name, value in (engine | common | trees).items() if value is not None and name not in ("model", "max_num_seqs")
+    ]
+    if base_url is not None and ours:
+        options.fail(f"--{ours[0].replace('_', '-')} is of servers that this command starts, not of --base-url", code=2)
     options.load_settings(**common, **trees)
     from benchmarks.network.processes import usable_cores
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts

@@ -41,8 +41,8 @@ class Address:
     @classmethod
     def of(cls, base_url: str, api_key: str | None = None) -> Address:
         """Of a URL such as http://127.0.0.1:8000/v1; raises AddressError."""
-        parts = urlsplit(base_url)
         try:
+            parts = urlsplit(base_url)
             port = parts.port
         except ValueError as error:
             raise AddressError(str(error)) from error

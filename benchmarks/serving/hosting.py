@@ -135,6 +135,8 @@ async def _model(other: Other) -> str:
     except httpx.TransportError as error:
         raise ServerError(f"no server answers ({str(error) or type(error).__name__})") from error
     except httpx.HTTPStatusError as error:
-        raise ServerError(f"/models says {error.response.status_code}: is --api-key right?") from error
+        told = error.response.status_code
+        why = "is --api-key right?" if told in (401, 403) else "is this where its routes stand, with /v1? Else say --served-model"
+        raise ServerError(f"/models says {told}: {why}") from error
     except (ValueError, LookupError, TypeError) as error:
         raise ServerError("/models names no model: say --served-model") from error

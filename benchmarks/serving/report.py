@@ -128,7 +128,8 @@ def write_all(results: Results, plan: Plan, compared: Kept | None, notes: Sequen
     found = rows(results, compared.plain if compared else None)
     everything = [*found, *(compared.rows if compared else ())]
     workload = plan.workload
-    rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds"
+    measured = len({run.round for run in results.runs})  # which it may be stopped before all of
+    rounds = "1 round" if measured == 1 else f"{measured} rounds"
     what = f"{len(workload.prompts)} prompts, answers of at most {workload.max_tokens} tokens, {rounds}"
     capacity = results.capacity.requests_per_second if results.capacity else None
     return [*written, *draw(pooled(everything), folder, what=what, capacity=capacity)]

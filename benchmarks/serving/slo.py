@@ -12,7 +12,7 @@ from benchmarks.serving.client import Outcome
 PATIENCE: Final = 5.0
 """Limits, where nobody gave any: so many times what plain decoding takes of a server with nothing else to do."""
 
-_LIMIT = re.compile(r"(ttft|tpot|e2e):([0-9.]+)(ms|s)")
+_LIMIT = re.compile(r"(ttft|tpot|e2e):([0-9]+(?:[.][0-9]*)?|[.][0-9]+)(ms|s)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +53,7 @@ class Slo:
         """For people."""
         names = {"ttft": "the first token", "tpot": "each token after it", "e2e": "the end"}
         limits = [(name, getattr(self, field)) for field, name in names.items()]
-        return ", ".join(f"{name} within {limit * 1e3:.3g} ms" for name, limit in limits if limit is not None)
+        told = (
+            (name, f"{limit:.4g} s" if limit >= 0.9995 else f"{limit * 1e3:.3g} ms") for name, limit in limits if limit is not None
+        )
+        return ", ".join(f"{name} within {limit}" for name, limit in told)

@@ -85,7 +85,7 @@ def test_chats_are_measured_of_any_server(tmp_path: Path, server: Server) -> Non
         *SMALL, "--base-url", server.base_url, "--rates", "8,20", "--slo", "ttft:60s,e2e:60s", "--extra", '{"speculative": false}'
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Goodput counts answers with the first token within 6e+04 ms" in done.stdout
+    assert "Goodput counts answers with the first token within 60 s, the end within 60 s" in done.stdout
     assert "Capacity" not in done.stdout  # it was not asked to be loaded so
     failing = bench(*SMALL, "--base-url", server.base_url, "--rates", "8", "--extra", '{"nonsense": 1}')
     assert failing.returncode == 1 and "8 of 8 requests failed" in failing.stderr and "nonsense" in failing.stderr
@@ -103,6 +103,10 @@ def test_chats_are_measured_of_any_server(tmp_path: Path, server: Server) -> Non
         (["--way", "forest"], 2, "no way 'forest': use off, chain, tree, adaptive, bare"),
         (["--ask", "politely"], 2, "--ask must be tokens, text or chat"),
         (["--extra", "{}"], 2, "--extra is for a server that runs already"),
+        (["--served-model", "x"], 2, "--served-model is for a server that runs already"),
+        (["--base-url", "http://x/v1", "--draft-depth", "4"], 2, "--draft-depth is of servers that this command starts"),
+        (["--base-url", "http://x/v1", "--dtype", "float32"], 2, "--dtype is of servers that this command starts"),
+        (["--base-url", "http://[::1/v1"], 1, "--base-url http://[::1/v1: Invalid IPv6 URL"),
         (["--base-url", "http://x/v1", "--way", "off"], 2, "--way is of servers that this command starts"),
         (["--model", "bundled", "--dtype", "int3"], 2, "--dtype"),
         (["--compare", __file__], 1, "holds no results of bench serving"),

@@ -118,7 +118,7 @@ async def test_servers_are_trusted_by_their_certificates_names(tmp_path: Path, m
     assert "CERTIFICATE_VERIFY_FAILED" in str(refused.error) and outcome.error is None and outcome.tokens == 3
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http:///v1", "http://host:99999/v1"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http:///v1", "http://host:99999/v1", "http://[::1/v1"])
 def test_addresses_that_are_none_are_refused(url: str) -> None:
     with pytest.raises(AddressError):
         Address.of(url)

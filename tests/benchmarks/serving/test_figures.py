@@ -113,7 +113,9 @@ def test_an_answer_keeps_all_limits_or_is_not_good(limits: str, met: bool) -> No
     assert not Slo.parse(limits).met_by(FAILED)
 
 
-@pytest.mark.parametrize("text", ["", "ttft", "ttft:500", "ttft:fast", "p99:1s", "ttft:1s tpot:1s", "ttft:-1s"])
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft:500", "ttft:fast", "p99:1s", "ttft:1s tpot:1s", "ttft:-1s", "ttft:0.0.1s", "ttft:.s"]
+)
 def test_limits_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no limit such as ttft:500ms"):
         Slo.parse(text)
@@ -122,4 +124,7 @@ def test_limits_that_are_none_are_refused(text: str) -> None:
 def test_without_limits_five_times_what_an_idle_server_takes() -> None:
     found = Slo.of_idle_server([outcome(0.1, 1.1), outcome(0.2, 2.2), outcome(0.3, 3.3)])
     assert found == Slo(ttft=pytest.approx(1.0), tpot=pytest.approx(1.0))
-    assert found.line() == "the first token within 1e+03 ms, each token after it within 1e+03 ms"
+    assert found.line() == "the first token within 1 s, each token after it within 1 s"
+    assert Slo.parse("ttft:.5s,tpot:12.5ms,e2e:90s").line() == (
+        "the first token within 500 ms, each token after it within 12.5 ms, the end within 90 s"
+    )

@@ -21,7 +21,7 @@ from benchmarks.serving.figures import pooled
 from benchmarks.serving.hosting import Form, Other, Place, ServerError, hosted
 from benchmarks.serving.keeping import CompareError, check_same_requests, read, rows, write
 from benchmarks.serving.measuring import ALONE, FULL, WARM_UP, Plan, Results, measure
-from benchmarks.serving.report import failing, print_results
+from benchmarks.serving.report import failing, print_results, write_all
 from benchmarks.serving.ways import Own
 from tests.benchmarks.serving.scripted import OK, Scripted, scripted, three_words
 
@@ -239,6 +239,28 @@ async def test_a_server_that_names_no_model_is_asked_for_one() -> None:
     with pytest.raises(ServerError, match="no server answers"):
         async with hosted(Other("gone", address, None, None, "chat", {}), ["gone"], None):
             pass
+
+
+@pytest.mark.parametrize(("status", "why"), [(401, "is --api-key right"), (404, "is this where its routes stand, with /v1")])
+async def test_a_server_that_tells_no_models_may_be_somewhere_else(status: int, why: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ServerError, match=f"/models says {status}: {why}"):
+            async with hosted(Other("x", f"http://127.0.0.1:{port}", None, None, "chat", {}), ["x"], None):
+                pass
+
+
+async def test_pictures_tell_the_rounds_that_were_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("benchmarks.serving.drawing.draw", lambda *_, what, **__: told.append(what) or [])
+    results, _, _ = await measured(monkeypatch, plan(ways=["off"], rates=[400.0], rounds=2))
+    write_all(results, plan(rounds=9), None, [], tmp_path)  # as if it had been interrupted
+    assert told == ["2 prompts, answers of at most 32 tokens, 2 rounds"]
 
 
 def test_our_servers_draft_as_their_ways_say() -> None:
