@@ -60,8 +60,12 @@ def provenance() -> Provenance:
 
 
 def write_json(result: dict[str, Any], path: Path) -> None:
-    """Keep a result, with this run's provenance beside it; where the disk does not take it, it is printed and the program ends."""
-    text = json.dumps(result | {"provenance": provenance().as_dict()}, indent=1)
+    """Keep a result, with this run's provenance beside it; see ``write_text``."""
+    write_text(json.dumps(result | {"provenance": provenance().as_dict()}, indent=1), path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Keep a result as it stands; where the disk does not take it, it is printed and the program ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")

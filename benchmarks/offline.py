@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.acceptance import Acceptance, summarize
@@ -68,7 +68,7 @@ class OfflineResult:
 
     def to_json(self) -> str:
         """Figures, settings and provenance; no text."""
-        acceptance = self.acceptance()
+        acceptance, decoding = self.acceptance(), self.decode_ratio(SPECULATIVE, PLAIN)
         return json.dumps(
             {
                 "provenance": self.provenance.as_dict(),
@@ -76,7 +76,7 @@ class OfflineResult:
                 "prompts": len(self.prompts),
                 "compared": len(self.compared),
                 "tokens_per_second": {way: round(self.tokens_per_second(way), 1) for way in self.runs},
-                "decode_ratio": round(self.decode_ratio(SPECULATIVE, PLAIN), 3),
+                "decode_ratio": None if math.isnan(decoding) else round(decoding, 3),
                 "ratios": {name: spread(self.ratios(*pair)) for name, pair in self._comparisons().items()},
                 "identical_outputs": {name: self.identical(*pair) for name, pair in self._comparisons().items()},
                 "tau": round(acceptance.tau, 3),
@@ -145,9 +145,3 @@ def run_offline(
         "max_tokens": max_tokens,
     }
     return OfflineResult(provenance(), settings, prompts, runs)
-
-
-def write_json(result: OfflineResult, path: Path) -> None:
-    """Keep a result."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(result.to_json() + "\n", encoding="utf-8")

@@ -71,6 +71,7 @@ def offline(
     config = options.engine_config(locals() | {"max_num_seqs": 1})
     from benchmarks import offline as measuring
     from benchmarks.decoding import load_transformers
+    from benchmarks.machine import write_text
     from benchmarks.prompts import BUNDLED_PROMPTS, load_conversations, load_prompts
 
     if conversations:
@@ -89,7 +90,7 @@ def offline(
         )
     tables.print_offline(result)
     if json is not None:
-        measuring.write_json(result, json)
+        write_text(result.to_json(), json)
 
 
 @bench.command()

@@ -46,7 +46,7 @@ def alone(
     cuts = sorted(set(cut or (0.25, 0.5, 0.75)))
     config = options.engine_config(locals() | {"drafter": None, "max_num_seqs": 1, "compile": "off"})
     from benchmarks import alone as measuring
-    from benchmarks.machine import decoding_settings
+    from benchmarks.machine import decoding_settings, write_text
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
     from speculative import loading as engines
 
@@ -64,4 +64,4 @@ def alone(
     tables.print_alone(results)
     if json is not None:
         described = {**decoding_settings(config), "drafters": names, "dtype": config.dtype, "max_tokens": max_tokens, "seed": seed}
-        json.write_text(measuring.to_json(results, described) + "\n", encoding="utf-8")
+        write_text(measuring.to_json(results, described), json)

@@ -58,7 +58,8 @@ def print_offline(result: OfflineResult) -> None:
     console.print(drafts)
     console.print("τ by source: " + ", ".join(f"{source} {tau:.2f}" for source, tau in result.tau_by_source().items()))
     decoding = result.decode_ratio(SPECULATIVE, PLAIN)
-    console.print(f"decoding alone, prefill left out: speculative is {decoding:.2f}x plain over all prompts")
+    if decoding == decoding:  # else each answer came with its prompt's step
+        console.print(f"decoding alone, prefill left out: speculative is {decoding:.2f}x plain over all prompts")
     console.print(result.provenance.line())
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from app.cli import cli
 from benchmarks.alone import Continuation, figures, measure
 from benchmarks.decoding import decode
 from benchmarks.prompts import Prompt
@@ -98,3 +102,11 @@ def test_figures_are_means_over_answers() -> None:
     assert (each.answers, each.agreement, each.similarity, each.calls, each.calls_exact) == (3, 0.5, 0.5, 2, 0.5)
     assert each.exact == pytest.approx(1 / 3)
     assert figures([]).similarity != figures([]).similarity
+
+
+def test_the_command_makes_the_folder_of_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.alone.measure", lambda *_, **__: {})
+    path = tmp_path / "new" / "alone.json"
+    done = CliRunner().invoke(cli, ["bench", "alone", "--drafter", "ours=auto", "--json", str(path)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(path.read_text())["settings"]["drafters"] == {"ours": "auto"}

@@ -1,6 +1,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -76,6 +77,15 @@ def test_sources_are_told_as_the_file_has_them(capsys: pytest.CaptureFixture[str
     assert "[/maths] :cat: 1.00" in told and "[/b] x, float32" in told
 
 
+def test_a_ratio_of_nothing_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Decoded((1,), 1.0, 0.0, 0, RequestStats())
+    settings = {"model": "x", "dtype": "float32", "drafter": "moa"}
+    result = OfflineResult(provenance(), settings, [Prompt("a", (1,))], {PLAIN: [run], SPECULATIVE: [run]})
+    assert json.loads(result.to_json(), parse_constant=pytest.fail)["decode_ratio"] is None
+    tables.print_offline(result)
+    assert "nan" not in capsys.readouterr().out
+
+
 def test_the_command_prints_tables_and_writes_json(tmp_path) -> None:
     result = CliRunner().invoke(
         cli,
@@ -102,6 +112,21 @@ def test_the_command_prints_tables_and_writes_json(tmp_path) -> None:
     assert result.exit_code == 0, result.output
     assert re.search(r"speculative\s+│\s+\d+", result.output)
     assert json.loads((tmp_path / "out" / "r.json").read_text())["prompts"] == 2
+
+
+def test_figures_that_the_disk_does_not_take_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Decoded((1, 2), 1.0, 0.5, 1, RequestStats())
+    settings = {"model": "x", "dtype": "float32", "drafter": "moa"}
+    result = OfflineResult(provenance(), settings, [Prompt("a", (1,))], {PLAIN: [run], SPECULATIVE: [run]})
+
+    def fill(*_: object, **__: object) -> OfflineResult:
+        (tmp_path / "folder").write_text("in the way")
+        return result
+
+    monkeypatch.setattr("benchmarks.offline.run_offline", fill)
+    options = ["--num-prompts", "1", "--no-transformers", "--drafter", "none", "--compile", "off", "--num-threads", "1"]
+    done = CliRunner().invoke(cli, ["bench", "offline", *options, "--json", str(tmp_path / "folder" / "r.json")])
+    assert "the result stands above instead" in str(done.exception) and '"tau": 1.0' in done.stdout
 
 
 def test_a_missing_prompt_file_is_named_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
