@@ -140,12 +140,11 @@ def evaluate(
     seed: int,
     memory_formats: Sequence[MemoryFormat | None] = (None,),
     progress: Callable[[], None] = lambda: None,
-) -> dict[Case, list[Run]]:
-    """All prompts for each drafter of ``configs``, shape and temperature; each run has a plain one beside it.
+) -> Iterator[tuple[Case, list[Run]]]:
+    """All prompts for each drafter of ``configs``, shape and temperature, as they are done; each run has a plain one beside it.
 
     With ``memory_formats`` all that again for each, with memory as it would be sent; None leaves it as it is.
     """
-    results: dict[Case, list[Run]] = {}
     for name, config in configs.items():
         # An engine for each format: what one keeps of prompts the others would read.
         for shape, memory in itertools.product(shape_names, memory_formats):
@@ -161,8 +160,7 @@ def evaluate(
                     shape,
                     "greedy" if temperature == 0 else f"temperature {temperature:g}",
                 )
-                results[case] = list(_runs(engine, timed, prompts, temperature, max_tokens, seed, progress))
-    return results
+                yield case, list(_runs(engine, timed, prompts, temperature, max_tokens, seed, progress))
 
 
 def _runs(

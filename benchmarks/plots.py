@@ -63,7 +63,9 @@ def _panels(results: Results, title: str) -> tuple[Figure, Sequence[Axes], dict[
 
 
 def _acceptance_length(results: Results, prompts: str) -> Figure:
-    picture, axes, groups = _panels(results, f"Acceptance length τ: tokens gained by one pass of the target\n{prompts}")
+    picture, axes, groups = _panels(
+        results, f"Acceptance length τ: tokens gained by a verification that carries a draft\n{prompts}"
+    )
     for axis, cases in zip(axes, groups.values(), strict=True):
         every = [results[case][ALL] for case in cases]
         errors = [[f.tau - f.tau_low for f in every], [f.tau_high - f.tau for f in every]]

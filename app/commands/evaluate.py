@@ -56,6 +56,7 @@ def evaluate(
     """Compare drafters on the same prompts: acceptance, speed over plain decoding and what drafting costs, by source.
 
     Each prompt is decoded with and without speculation, the two taking turns. Drafters are compared by themselves, without lookup.
+    Where it is stopped, or a drafter cannot be loaded, there are figures of what was done before.
 
     For example: moaserve eval --drafter ours=auto --drafter ngram --prompts test.jsonl.gz --out results
     """
@@ -74,19 +75,24 @@ def evaluate(
     # Of the drafters, each gets a configuration of its own.
     config = options.engine_config(locals() | {"drafter": None, "draft_lookup": 0, "draft_policy": "fixed", "max_num_seqs": 1})
     from benchmarks import evaluation as measuring
-    from benchmarks.machine import decoding_settings
+    from benchmarks.machine import decoding_settings, write_text
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
+    from models.errors import CheckpointError
+    from speculative.errors import EngineError
     from speculative.loading import load_engine
 
     configs = {name: replace(config, drafter=each) for name, each in names.items()}
     temperatures = temperature or [0.0, 1.0]
     with loading.clear_errors():
         tokenizer = loading.load_tokenizer(config.model)
-        path = prompts or BUNDLED_PROMPTS
-        selected = load_prompts(path, tokenizer, count=num_prompts, max_tokens=max_prompt_tokens, seed=seed)
-        total = len(formats) * len(configs) * len(wanted) * len(temperatures) * len(selected)
-        with typer.progressbar(length=total, label="decoding", show_pos=True) as bar:
-            runs = measuring.evaluate(
+        path, limit = prompts or BUNDLED_PROMPTS, min(max_prompt_tokens, loading.positions(config.model) - max_tokens)
+        selected = load_prompts(path, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
+    total = len(formats) * len(configs) * len(wanted) * len(temperatures) * len(selected)
+    runs: dict[measuring.Case, list[measuring.Run]] = {}
+    stopped = None
+    with typer.progressbar(length=total, label="decoding", show_pos=True) as bar:
+        try:
+            for case, done in measuring.evaluate(
                 load_engine,
                 configs,
                 selected,
@@ -96,25 +102,33 @@ def evaluate(
                 seed=seed,
                 memory_formats=[known[each] for each in formats],
                 progress=lambda: bar.update(1),
-            )
+            ):
+                runs[case] = done
+        except (CheckpointError, EngineError) as error:  # of the last drafter, maybe, after hours of the others
+            stopped = str(error)
+        except KeyboardInterrupt:
+            stopped = "it was interrupted"
+    if stopped is not None and not runs:
+        options.fail(stopped)
     results = {case: measuring.by_source(each) for case, each in runs.items()}
     tables.print_evaluation(results)
-    if out is None:
-        return
-    described = {
-        **decoding_settings(config),
-        "drafters": names,
-        "dtype": config.dtype,
-        "compile": config.compile,
-        "max_tokens": max_tokens,
-        "memory_formats": formats,
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(measuring.to_json(results, described) + "\n", encoding="utf-8")
-    typer.echo(out / "results.json")
-    try:
-        from benchmarks.plots import draw
-    except ImportError:
-        options.fail("no plots: pip install 'moaserve[eval]'; the figures are written")
-    for picture in draw(results, out, prompts=f"{len(selected)} prompts of {path.name}, at most {max_tokens} tokens each"):
-        typer.echo(picture)
+    if out is not None:
+        described = {
+            **decoding_settings(config),
+            "drafters": names,
+            "dtype": config.dtype,
+            "compile": config.compile,
+            "max_tokens": max_tokens,
+            "seed": seed,
+            "memory_formats": formats,
+        }
+        write_text(measuring.to_json(results, described), out / "results.json")
+        typer.echo(out / "results.json")
+        try:
+            from benchmarks.plots import draw
+        except ImportError:
+            options.fail("no plots: pip install 'moaserve[eval]'; the figures are written")
+        for picture in draw(results, out, prompts=f"{len(selected)} prompts of {path.name}, at most {max_tokens} tokens each"):
+            typer.echo(picture)
+    if stopped is not None:
+        options.fail(f"not everything was measured: {stopped}")

@@ -36,6 +36,13 @@ def load_engine(config: EngineConfig) -> tuple[Engine, PreTrainedTokenizerBase]:
     return engine, _needed(engine.tokenizer, config.model)
 
 
+def positions(model: str) -> int:
+    """How many tokens a model's prompts and answers may have together; raises CheckpointError."""
+    from models import loader
+
+    return loader.target_config(model).max_position_embeddings
+
+
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """A model's tokenizer, without which the program ends; raises CheckpointError."""
     from models import loader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from benchmarks.prompts import Prompt
 from speculative.config import EngineConfig, MemoryFormat
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.wrapper import innermost
+from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.loading import load_engine
 from speculative.remote.memory_codec import MemoryCodec
@@ -79,7 +81,8 @@ def test_no_figure_is_cut_short_in_a_narrow_terminal(capsys: pytest.CaptureFixtu
 
 def test_drafters_meet_the_same_prompts_in_every_way() -> None:
     configs = {"moa": CONFIG, "copies": replace(CONFIG, drafter="ngram")}
-    results = evaluate(load_engine, configs, PROMPTS, shape_names=["tree", "chain"], temperatures=[0.0, 1.0], max_tokens=10, seed=3)
+    asked: dict[str, Any] = {"shape_names": ["tree", "chain"], "temperatures": [0.0, 1.0]}
+    results = dict(evaluate(load_engine, configs, PROMPTS, **asked, max_tokens=10, seed=3))
     assert [(case.drafter, case.shape, case.sampling) for case in results] == [
         (drafter, shape, sampling)
         for drafter in ("moa", "copies")
@@ -114,29 +117,12 @@ def test_drafts_are_made_from_memory_as_it_arrives(format: MemoryFormat) -> None
 
 
 def test_formats_of_memory_are_compared_side_by_side() -> None:
-    results = evaluate(
-        load_engine,
-        {"moa": CONFIG},
-        PROMPTS,
-        shape_names=["tree"],
-        temperatures=[0.0],
-        max_tokens=10,
-        seed=3,
-        memory_formats=[None, "int8"],
-    )
+    asked: dict[str, Any] = {"shape_names": ["tree"], "temperatures": [0.0], "max_tokens": 10, "seed": 3}
+    results = dict(evaluate(load_engine, {"moa": CONFIG}, PROMPTS, **asked, memory_formats=[None, "int8"]))
     assert [case.drafter for case in results] == ["moa", "moa (int8 memory)"]
     assert all(by_source(runs)[ALL].identical == 1.0 for runs in results.values()), "memory changes drafts, never the answer"
     with pytest.raises(EngineLoadError, match="only a MoA drafter has"):
-        evaluate(
-            load_engine,
-            {"copies": replace(CONFIG, drafter="ngram")},
-            PROMPTS,
-            shape_names=["tree"],
-            temperatures=[0.0],
-            max_tokens=10,
-            seed=3,
-            memory_formats=["int8"],
-        )
+        dict(evaluate(load_engine, {"copies": replace(CONFIG, drafter="ngram")}, PROMPTS, **asked, memory_formats=["int8"]))
 
 
 def invoke(*options: str) -> tuple[int, str]:
@@ -168,6 +154,50 @@ def test_the_command_prints_a_table_and_writes_figures_and_pictures(tmp_path: Pa
     assert "cups" not in json.dumps(document), "figures, not text"
     for name in ("acceptance-length", "acceptance-by-depth", "speed"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+SMALL = [
+    "--num-prompts",
+    "1",
+    "--max-tokens",
+    "6",
+    "--dtype",
+    "float32",
+    "--num-threads",
+    "1",
+    "--compile",
+    "off",
+    "--shape",
+    "tree",
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), EngineLoadError("no such drafter")], ids=repr)
+def test_what_was_measured_is_told_where_the_rest_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Any) -> None:
+    def load(config: EngineConfig) -> Engine:
+        if config.drafter == "last":
+            raise problem
+        return load_engine(config)
+
+    monkeypatch.setattr("speculative.loading.load_engine", load)
+    code, output = invoke("--drafter", "ngram", "--drafter", "last", "--out", str(tmp_path), "--temperature", "0", *SMALL)
+    assert code == 1 and f"not everything was measured: {str(problem) or 'it was interrupted'}" in output
+    assert "ngram, tree" in output and (tmp_path / "speed.png").exists()
+    assert {row["drafter"] for row in json.loads((tmp_path / "results.json").read_text())["results"]} == {"ngram"}
+    code, output = invoke("--drafter", "last", "--out", str(tmp_path / "none"), *SMALL)
+    assert code == 1 and not (tmp_path / "none").exists()
+
+
+def test_prompts_leave_room_for_their_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Prompt] = []
+    monkeypatch.setattr("benchmarks.evaluation.evaluate", lambda _, __, prompts, **___: asked.extend(prompts) or iter(()))
+    dialogues = [{"prompt": "word " * 900, "source": "long"}, {"prompt": "Hello", "source": "short"}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in dialogues))
+    options = ["--drafter", "ngram", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-tokens"]
+    assert invoke(*options, "1100")[0] == 0 and {each.source for each in asked} == {"long", "short"}
+    asked.clear()
+    assert invoke(*options, "1200")[0] == 0 and {each.source for each in asked} == {"short"}  # of 2,048 positions
 
 
 def test_results_that_could_not_be_written_are_not_made(tmp_path: Path) -> None:
