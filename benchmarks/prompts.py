@@ -164,10 +164,10 @@ def _asked(
 ) -> _Asked:
     """What a line asks; of a dialogue all before its message ``cut``, or one that is drawn."""
     if "prompt" in row:
-        text = str(row["prompt"])
+        text = _text(row["prompt"])
         return _Asked(text, ({"role": "user", "content": text},), _reference(row) if with_answers else None)
     if "turns" in row:
-        messages: list[dict[str, Any]] = [{"role": "user", "content": row["turns"][0]}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": _text(row["turns"][0])}]
     else:
         if cut is None and (cuts := _cuts(row)):
             cut = rng.choice(cuts)
@@ -182,6 +182,13 @@ def _asked(
         whole = str(tokenizer.apply_chat_template(row["messages"][: cut + 1], tools=tools, tokenize=False))
         answer = whole.removeprefix(text).rstrip() if whole.startswith(text) else row["messages"][cut].get("content")
     return _Asked(text, tuple(messages), answer)
+
+
+def _text(value: Any) -> str:
+    """Of a column that must be one: None would be asked as the word."""
+    if not isinstance(value, str):
+        raise TypeError(f"a text is wanted, not {str(value)[:40]}")
+    return value
 
 
 def _reference(row: dict[str, Any]) -> str | None:
