@@ -119,7 +119,8 @@ def run_offline(
     """Decode every prompt greedily in every way, the ways taking turns so that drifts of the machine's speed hit all alike.
 
     Where the engine has a prefix cache each way finds in it what it has read of the same conversation, and nothing else.
-    ``reference`` is a transformers model with the same weights, or None to leave it out.
+    ``reference`` is a transformers model with the same weights, or None to leave it out. An interrupt ends it with the prompts that
+    all ways have decoded, where there are any.
     """
 
     def ours(way: str, *, speculative: bool) -> Callable[[Prompt], Decoded]:
@@ -132,11 +133,17 @@ def run_offline(
     for way in ways.values():
         way(replace(prompts[0], conversation="before"))  # the first run of anything pays for memory and primitives being set up
     runs: dict[str, list[Decoded]] = {name: [] for name in ways}
-    for index, prompt in enumerate(prompts):
-        order = list(ways)
-        for name in order[index % len(order) :] + order[: index % len(order)]:
-            runs[name].append(ways[name](prompt))
-        progress()
+    whole = 0
+    try:
+        for index, prompt in enumerate(prompts):
+            order = list(ways)
+            for name in order[index % len(order) :] + order[: index % len(order)]:
+                runs[name].append(ways[name](prompt))
+            whole += 1
+            progress()
+    except KeyboardInterrupt:
+        if not whole:
+            raise
     settings = {
         **decoding_settings(config),
         "drafter": engine.info.drafter,
@@ -144,4 +151,4 @@ def run_offline(
         "compiled": bool(engine.target.compiled),
         "max_tokens": max_tokens,
     }
-    return OfflineResult(provenance(), settings, prompts, runs)
+    return OfflineResult(provenance(), settings, prompts[:whole], {name: each[:whole] for name, each in runs.items()})

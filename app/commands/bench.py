@@ -58,7 +58,8 @@ def offline(
     """Plain against speculative decoding and against transformers' generate: same prompts, same weights, one run.
 
     Every prompt is decoded greedily in each way in turn, one at a time, without HTTP. A ratio is the median over prompts, or over
-    conversations. Prompts are read anew each time, but for what --conversations keeps; transformers keeps nothing.
+    conversations. Prompts are read anew each time, but for what --conversations keeps; transformers keeps nothing. After Ctrl-C
+    there are figures of the prompts before.
 
     For example:
 
@@ -91,6 +92,8 @@ def offline(
     tables.print_offline(result)
     if json is not None:
         write_text(result.to_json(), json)
+    if len(result.prompts) < len(selected):
+        options.fail(f"it was interrupted after {len(result.prompts)} of {len(selected)} prompts")
 
 
 @bench.command()

@@ -2,6 +2,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -9,11 +10,13 @@ from typer.testing import CliRunner
 
 from app.cli import cli
 from app.commands import tables
+from benchmarks import decoding
 from benchmarks.decoding import Decoded
 from benchmarks.machine import provenance
 from benchmarks.offline import PLAIN, SPECULATIVE, TRANSFORMERS, OfflineResult, run_offline, spread
 from benchmarks.prompts import Prompt
 from speculative.config import EngineConfig
+from speculative.engine import Engine
 from speculative.loading import load_engine
 from speculative.request import RequestStats
 from tests.speculative.conftest import N0
@@ -60,6 +63,24 @@ def test_conversations_are_read_on_and_compared_as_wholes() -> None:
     for way in (PLAIN, SPECULATIVE):
         cached = [run.stats.cached_tokens for run in result.runs[way] if run.stats is not None]
         assert cached == [0, 48, 48, 0]  # whole blocks of 16
+
+
+def test_an_interrupt_leaves_figures_of_the_prompts_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode, asked = decoding.decode, list[Prompt]()
+
+    def interrupted(engine: Engine, prompt: Prompt, *more: Any, **named: Any) -> Decoded:
+        asked.append(prompt)
+        if len(asked) == 2 + 2 * 2 + 2:  # of the third prompt one way is done, after those that warm up
+            raise KeyboardInterrupt
+        return decode(engine, prompt, *more, **named)
+
+    monkeypatch.setattr("benchmarks.offline.decode", interrupted)
+    options = ["--num-prompts", "4", "--max-tokens", "4", "--no-transformers", "--drafter", "ngram", "--num-threads", "1"]
+    path = tmp_path / "r.json"
+    done = CliRunner().invoke(cli, ["bench", "offline", *options, "--compile", "off", "--dtype", "float32", "--json", str(path)])
+    assert done.exit_code == 1 and "it was interrupted after 2 of 4 prompts" in done.output
+    told = json.loads(path.read_text())
+    assert told["prompts"] == 2 and told["identical_outputs"] == {"speculative/plain": 2}
 
 
 def test_spread_is_median_and_quartiles() -> None:
