@@ -120,7 +120,7 @@ def _bytes(found: dict[Key, Figures], title: str) -> Figure:
 def _name(picture: Figure, axes: dict[float, Axes]) -> None:
     """Beside the panels, where no bar stands."""
     last = next(reversed(axes.values()))
-    picture.legend(*last.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    picture.legend(*last.get_legend_handles_labels(), loc="outside right center", fontsize="small")
 
 
 def _places(links: list[str], kinds: list[str], number: int) -> list[float]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.network.asking import Answer, Cost
+from benchmarks.network.drawing import draw
 from benchmarks.network.figures import Spread, crowd_figures, figures
 from benchmarks.network.keeping import as_dict
 from benchmarks.network.kinds import EAGLE, INDEPENDENT, MOA, PLAIN, SPECULATIVE, Pair, edge_command, kinds, server_command
@@ -90,6 +92,17 @@ def test_no_figure_is_cut_short_in_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "80")
     print_results(results, plan(), [])
     assert "…" not in capsys.readouterr().out
+
+
+def test_the_legend_hides_no_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures: list[Any] = []
+    monkeypatch.setattr("benchmarks.network.drawing.plt.close", pictures.append)
+    runs = [run(PLAIN, 0, "yes", 0.1, 1.0), run(SPECULATIVE, 0, "yes", 0.1, 1.0)]
+    draw(figures(Results(runs)), tmp_path, what="1 prompt, 2 times each, at most 8 tokens; medians and quartiles")
+    for picture in pictures:
+        ((legend,), (title,)) = picture.legends, picture.texts
+        assert not legend.get_window_extent().overlaps(title.get_window_extent())
+    assert len(pictures) == 4
 
 
 def test_figures_of_an_edge(results: Results) -> None:
