@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from app.responses_api.bodies import FunctionToolCall, ItemStatus
-from app.responses_api.events import ArgumentsDelta, ArgumentsDone, Event, ItemEvent
+from app.responses_api.events import ArgumentsDelta, ArgumentsDone, Event
+from app.responses_api.item_writer import ItemWriter
 
 
-class CallWriter:
-    """One call of the output, at ``index`` in it; ``numbers`` count the events of the whole stream."""
+class CallWriter(ItemWriter):
+    """One call of the output."""
 
     def __init__(
         self, item_id: str, index: int, numbers: Iterator[int], call_id: str, name: str, namespace: str | None = None
     ) -> None:
-        self._id, self._index, self._numbers = item_id, index, numbers
+        super().__init__(item_id, index, numbers)
         self._call_id, self._name, self._namespace = call_id, name, namespace
         self._arguments: list[str] = []
 
@@ -35,7 +35,7 @@ class CallWriter:
 
     def begin(self) -> list[Event]:
         """The call appears, without arguments."""
-        return [self._item_event("response.output_item.added", "in_progress")]
+        return [self._item_event("response.output_item.added", self.item("in_progress"))]
 
     def arguments(self, text: str) -> list[Event]:
         """More of the arguments' text."""
@@ -59,9 +59,4 @@ class CallWriter:
             name=self._name,
             arguments="".join(self._arguments),
         )
-        return [done, self._item_event("response.output_item.done", status)]
-
-    def _item_event(
-        self, kind: Literal["response.output_item.added", "response.output_item.done"], status: ItemStatus
-    ) -> ItemEvent:
-        return ItemEvent(type=kind, sequence_number=next(self._numbers), output_index=self._index, item=self.item(status))
+        return [done, self._item_event("response.output_item.done", self.item(status))]

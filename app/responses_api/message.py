@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from app.responses import ContentLogprob
 from app.responses_api.bodies import ItemStatus, OutputMessage, OutputText
-from app.responses_api.events import Event, ItemEvent, PartEvent, TextDelta, TextDone
+from app.responses_api.events import Event, TextDelta, TextDone
+from app.responses_api.item_writer import PART, ItemWriter
 
-PART = 0  # a message has one part
 
-
-class MessageWriter:
-    """One message of the output, at ``index`` in it; ``numbers`` count the events of the whole stream."""
+class MessageWriter(ItemWriter):
+    """One message of the output."""
 
     def __init__(self, item_id: str, index: int, numbers: Iterator[int]) -> None:
-        self._id, self._index, self._numbers = item_id, index, numbers
+        super().__init__(item_id, index, numbers)
         self._texts: list[str] = []
         self._logprobs: list[ContentLogprob] = []
         self.num_characters = 0
@@ -28,10 +26,8 @@ class MessageWriter:
     def begin(self) -> list[Event]:
         """The message and its part appear, both empty."""
         empty = OutputMessage(id=self._id, type="message", status="in_progress", role="assistant", content=[])
-        added = ItemEvent(
-            type="response.output_item.added", sequence_number=next(self._numbers), output_index=self._index, item=empty
-        )
-        return [added, self._part_event("response.content_part.added")]
+        added = self._item_event("response.output_item.added", empty)
+        return [added, self._part_event("response.content_part.added", self._part())]
 
     def text(self, text: str, logprobs: Sequence[ContentLogprob]) -> list[Event]:
         """More text."""
@@ -67,24 +63,8 @@ class MessageWriter:
             text=part.text,
             logprobs=part.logprobs,
         )
-        part_done = self._part_event("response.content_part.done")
-        item_done = ItemEvent(
-            type="response.output_item.done",
-            sequence_number=next(self._numbers),
-            output_index=self._index,
-            item=self.item(status),
-        )
-        return [done, part_done, item_done]
+        part_done = self._part_event("response.content_part.done", part)
+        return [done, part_done, self._item_event("response.output_item.done", self.item(status))]
 
     def _part(self) -> OutputText:
         return OutputText(type="output_text", text="".join(self._texts), annotations=[], logprobs=list(self._logprobs))
-
-    def _part_event(self, kind: Literal["response.content_part.added", "response.content_part.done"]) -> PartEvent:
-        return PartEvent(
-            type=kind,
-            sequence_number=next(self._numbers),
-            item_id=self._id,
-            output_index=self._index,
-            content_index=PART,
-            part=self._part(),
-        )
