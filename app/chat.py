@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, cast
 
 from app.errors import InvalidParameterError
@@ -50,9 +51,11 @@ def prompt_tokens(
     tools: Sequence[Tool] = (),
     *,
     most: int | None = None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[int]:
     """The conversation as the model's chat template writes it, ready for the assistant's turn unless the caller wants otherwise.
 
+    The template is told ``variables`` too, where the caller says nothing of them.
     Raises InvalidParameterError, and ContextLengthError where it is far longer than ``most`` tokens.
     """
     if not getattr(tokenizer, "chat_template", None):
@@ -63,7 +66,7 @@ def prompt_tokens(
             param="messages",
         )
     conversation = [_template_message(message) for message in messages]
-    variables = options.chat_template_kwargs or {}
+    variables = {**variables, **options.variables}
     # Its own parameters are none of the template's variables: one of them is the template.
     if reserved := variables.keys() & inspect.signature(tokenizer.apply_chat_template).parameters.keys():
         raise InvalidParameterError(f"'{min(reserved)}' is no variable of a chat template.", param="chat_template_kwargs")
@@ -84,10 +87,10 @@ def prompt_tokens(
     return encoded(tokenizer, text, "messages", add_special_tokens=False)  # the template has written those
 
 
-def fault(tokenizer: Any) -> str | None:
+def fault(tokenizer: Any, variables: Mapping[str, Any]) -> str | None:
     """Why not even a greeting can be rendered, and so no chat answered; None where it can."""
     try:
-        prompt_tokens(tokenizer, [Message(role="user", content="Hello!")], TemplateOptions())
+        prompt_tokens(tokenizer, [Message(role="user", content="Hello!")], TemplateOptions(), variables=variables)
     except InvalidParameterError as error:
         return str(error)
     return None

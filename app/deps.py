@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, cast
 
@@ -98,6 +98,11 @@ class Serving:
         if self.chat_template is not None:
             tokenizer.chat_template = self.chat_template
         return tokenizer
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """What the chat template is told, where callers say nothing of it."""
+        return self.settings.chat_template_kwargs or {}
 
     def model_info(self) -> ModelInfo:
         """The loaded model; raises EngineNotReadyError while there is none, or no longer."""

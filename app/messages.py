@@ -162,6 +162,20 @@ def _with_our_names(message: dict[str, Any]) -> dict[str, Any]:
     return moved
 
 
+def _known_effort(effort: Any) -> Any:
+    if effort not in ("none", None):
+        raise PydanticCustomError("unsupported_parameter", "this server does not support it yet")
+    return effort
+
+
+Effort = Annotated[
+    Literal["none"],
+    BeforeValidator(_known_effort),
+    Field(description="No thoughts, where the chat template knows enable_thinking, as Qwen3's does."),
+]
+"""OpenAI's measures of thinking, of which templates know but this one."""
+
+
 class TemplateOptions(StrictModel):
     """How a chat template renders; all vLLM's extensions."""
 
@@ -178,3 +192,13 @@ class TemplateOptions(StrictModel):
                 "invalid_value", "it contradicts add_generation_prompt: true", {"at": ".continue_final_message"}
             )
         return self
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model is to think; None: as it does by itself."""
+        return None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template is told, besides the conversation."""
+        return ({"enable_thinking": False} if self.effort == "none" else {}) | (self.chat_template_kwargs or {})

@@ -40,7 +40,6 @@ CHAT: Final[Mapping[str, tuple[Any, ...]]] = SAMPLING | {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM's
@@ -73,7 +72,6 @@ RESPONSE_TOOL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 RESPONSE_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
 RESPONSE_REASONING: Final[Mapping[str, tuple[Any, ...]]] = {
-    "effort": ("none",),
     "summary": ("auto", "concise", "detailed"),  # of what was reasoned: there is nothing to sum up
     "generate_summary": ("auto", "concise", "detailed"),
     "context": ("auto",),

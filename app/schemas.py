@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from app import parameters
-from app.messages import Message, StrictModel, TemplateOptions, joined_parts, not_longer
+from app.messages import Effort, Message, StrictModel, TemplateOptions, joined_parts, not_longer
 from app.structured import Constraint, ResponseFormat, StructuredRequest, form_of
 from app.tools.schemas import Tool, ToolOptions
 from speculative.request import MAX_LOGPROBS
@@ -218,6 +218,7 @@ class ChatCompletionRequest(ChoicesRequest, TemplateOptions, ToolOptions):
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    reasoning_effort: Effort | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -243,6 +244,11 @@ class ChatCompletionRequest(ChoicesRequest, TemplateOptions, ToolOptions):
                 "invalid_value", "origins are not told where tools may be called", {"at": ".return_token_origins"}
             )
         return self
+
+    @property
+    def effort(self) -> Effort | None:
+        """As in TemplateOptions."""
+        return self.reasoning_effort
 
     @property
     def token_limit(self) -> int | None:

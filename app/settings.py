@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from limits import parse_many
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -54,14 +56,26 @@ class Remote:
     idle_seconds: float
 
 
+def _json_object(value: Any) -> Any:
+    """A JSON object that came as text, from the command line or the environment."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"it is not valid JSON: {error}") from None
+    if not isinstance(value, dict | None):
+        raise ValueError('it must be a JSON object, such as {"enable_thinking": false}')
+    return value
+
+
 class HttpSettings(BaseSettings):
     """What all that serve HTTP are told.
 
     ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
-    model's own), ``chat_template`` a file whose template takes the place of the model's, ``tool_call_format`` how the model calls
-    tools and ``reasoning_format`` how it writes what it thinks (default: as the chat template says). Lists are written with
-    commas. Who may ask, how often and how much: see ``guard`` and ``keys``; what is kept of answers: see ``sessions``; what
-    is told of requests: see ``metrics`` and ``tracing``. ``max_num_seqs`` texts are written together.
+    model's own). A file ``chat_template`` takes the place of the model's; ``chat_template_kwargs`` is what a template is told where
+    callers say nothing of it. ``tool_call_format`` is how the model calls tools, ``reasoning_format`` how it writes what it thinks
+    (default: as the template says). Lists are written with commas. Who may ask, how often and how much: see ``guard`` and ``keys``;
+    what is kept of answers: see ``sessions``; what is told of requests: see ``metrics`` and ``tracing``. ``max_num_seqs`` texts are
+    written together.
     """
 
     model_config = SettingsConfigDict(
@@ -75,6 +89,7 @@ class HttpSettings(BaseSettings):
     log_format: LogFormat = "text"
     served_model_name: str | None = Field(None, min_length=1)
     chat_template: Path | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, NoDecode, BeforeValidator(_json_object)] = None
     tool_call_format: ToolCallFormat = "auto"
     reasoning_format: ReasoningFormat = "auto"
 

@@ -138,7 +138,8 @@ class LocalBackend:
         """The engine's answer, as it comes."""
         try:
             request = ChatCompletionRequest.model_validate(body)
-            prompt = chat.prompt_tokens(self._serving.tokenizer, request.messages, request)
+            variables = self._serving.template_variables
+            prompt = chat.prompt_tokens(self._serving.tokenizer, request.messages, request, variables=variables)
             thoughts = thinking(self._serving.settings.reasoning_format, self._serving.tokenizer, prompt, None)
             pieces = Pieces(thoughts=thoughts.parser() if thoughts else None)
             requests = requests_for(request, [prompt], self._serving, uuid.uuid4().hex)

@@ -34,6 +34,7 @@ def chat(
         ),
     ] = None,
     chat_template: http_options.ChatTemplate = None,
+    chat_template_kwargs: http_options.ChatTemplateKwargs = None,
     config: options.Config = None,
     model: options.Model = None,
     dtype: options.DType = None,
@@ -65,6 +66,7 @@ def chat(
     """
     engine_options = {
         "chat_template": chat_template,
+        "chat_template_kwargs": chat_template_kwargs,
         "config": config,
         "model": model,
         "dtype": dtype,

@@ -67,6 +67,7 @@ def edge(
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free one. (default: 8001)")] = None,
     served_model_name: http_options.ServedModelName = None,
     chat_template: http_options.ChatTemplate = None,
+    chat_template_kwargs: http_options.ChatTemplateKwargs = None,
     tool_call_format: http_options.ToolCallFormat = None,
     reasoning_format: http_options.ReasoningFormat = None,
     config: options.Config = None,

@@ -18,6 +18,13 @@ ChatTemplate = Annotated[
     Path | None,
     typer.Option(help="File with a Jinja template that writes conversations for the model. (default: the model's own)"),
 ]
+ChatTemplateKwargs = Annotated[
+    str | None,
+    typer.Option(
+        help="Variables for the chat template where a request sets none, as a JSON object: '{\"enable_thinking\": false}' turns "
+        "Qwen3's thoughts off. (default: none)"
+    ),
+]
 ToolCallFormat = Annotated[
     str | None, typer.Option(help="How the model calls tools: auto, hermes, llama3_json or none. (default: auto)")
 ]

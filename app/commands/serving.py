@@ -252,7 +252,7 @@ def example(serving: Serving) -> tuple[str, str]:
     from speculative.errors import InvalidRequestError
 
     try:
-        why = fault(serving.tokenizer)
+        why = fault(serving.tokenizer, serving.template_variables)
     except InvalidRequestError as error:
         logger.warning("only prompts of token ids will be answered: %s", error)
         return "completions", '"prompt": [1, 2, 3]'

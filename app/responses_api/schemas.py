@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 from pydantic_core import PydanticCustomError
 
 from app import parameters
-from app.messages import StrictModel, TemplateOptions, not_longer
+from app.messages import Effort, StrictModel, TemplateOptions, not_longer
 from app.responses_api.items import InputItems
 from app.responses_api.tools import (
     AllowedChoice,
@@ -86,7 +86,9 @@ class _Elsewhere(BaseModel):
 
 
 class ReasoningOptions(StrictModel):
-    """How to reason: no setting of it is known to the models served here."""
+    """How to reason."""
+
+    effort: Effort | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -121,6 +123,11 @@ class ResponseRequest(SamplingRequest, TemplateOptions):
         for name, value in body.items() if isinstance(body, dict) else ():
             _check(name, value)
         return parameters.drop_neutral(body, parameters.RESPONSE)
+
+    @property
+    def effort(self) -> Effort | None:
+        """As in TemplateOptions."""
+        return self.reasoning.effort if self.reasoning else None
 
     @model_validator(mode="after")
     def _choice_among_tools(self) -> ResponseRequest:

@@ -35,12 +35,12 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
     model = check_model(serving, body.model)
     tokenizer = serving.tokenizer
     tools = calling(body, body.constraint, serving.settings.tool_call_format, tokenizer)
-    most = serving.model_info().max_model_len
+    most, variables = serving.model_info().max_model_len, serving.template_variables
 
     continues = bool(body.continue_final_message)
 
     def work() -> tuple[list[int], list[int], Thinking | None]:
-        prompt = chat.prompt_tokens(tokenizer, body.messages, body, body.offered_tools, most=most)
+        prompt = chat.prompt_tokens(tokenizer, body.messages, body, body.offered_tools, most=most, variables=variables)
         begun = body.messages[-1].content or "" if continues else None
         thoughts = thinking(serving.settings.reasoning_format, tokenizer, prompt, begun)
         return prompt, chat.predicted_tokens(tokenizer, body.prediction, most), thoughts

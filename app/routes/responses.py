@@ -146,7 +146,7 @@ async def _prompt(serving: Serving, body: ResponseRequest, items: list[Item]) ->
 
     def work() -> tuple[list[int], Thinking | None]:
         said = messages(body.instructions, items)
-        prompt = chat.prompt_tokens(tokenizer, said, body, tools, most=most)
+        prompt = chat.prompt_tokens(tokenizer, said, body, tools, most=most, variables=serving.template_variables)
         begun = said[-1].content or "" if body.continue_final_message else None
         return prompt, thinking(serving.settings.reasoning_format, tokenizer, prompt, begun)
 
@@ -175,7 +175,7 @@ def _queued(body: ResponseRequest, response_id: str, model: str, request: Engine
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
-        reasoning={"effort": None, "summary": None},
+        reasoning={"effort": body.effort, "summary": None},
         safety_identifier=body.safety_identifier,
         service_tier="default",
         store=body.store is not False,

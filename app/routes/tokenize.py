@@ -27,7 +27,9 @@ async def tokenize_text(body: TokenizeRequest, serving: ServingDep) -> Tokens:
 
     def work() -> tuple[list[int], list[str] | None]:
         if body.messages is not None:
-            ids = chat.prompt_tokens(tokenizer, body.messages, body, body.tools or (), most=most)
+            ids = chat.prompt_tokens(
+                tokenizer, body.messages, body, body.tools or (), most=most, variables=serving.template_variables
+            )
         else:
             check_length(tokenizer, body.prompt or "", "prompt", most)
             ids = encoded(tokenizer, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)

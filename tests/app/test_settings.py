@@ -129,3 +129,14 @@ def test_an_address_with_a_user_takes_no_key_beside_it() -> None:
     assert EdgeSettings(server="wss://me:secret@a", bundle="b").server_key() is None  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="in one way only"):
         EdgeSettings(server="wss://me:secret@a", bundle="b", server_api_key="sk-1")  # type: ignore[arg-type]
+
+
+def test_variables_of_the_chat_template_come_as_json_or_as_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[chat_template_kwargs]\nenable_thinking = false\n")
+    assert Settings(config=file).chat_template_kwargs == {"enable_thinking": False}
+    monkeypatch.setenv("MOASERVE_CHAT_TEMPLATE_KWARGS", '{"enable_thinking": true}')
+    assert Settings(config=file).chat_template_kwargs == {"enable_thinking": True}
+    for wrong, why in (("{enable_thinking: false}", "it is not valid JSON"), ("[1]", "it must be a JSON object")):
+        with pytest.raises(ValidationError, match=why):
+            Settings(chat_template_kwargs=wrong)

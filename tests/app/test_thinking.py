@@ -292,3 +292,30 @@ async def test_the_command_line_tells_thoughts_apart_here_and_from_a_server(loca
     told = [piece async for piece in backend.answer(chat_body())]
     pieces = [piece for piece in told if piece and not isinstance(piece, backends.AnswerStats)]
     assert pieces == [Thought("Hm"), Thought(", so."), "Yes", "."]
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked_for", "told"),
+    [
+        ({}, {}, None),
+        ({}, {"reasoning_effort": "none"}, False),
+        ({}, {"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, {"reasoning_effort": "none"}, False),
+        ({}, {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
+    ],
+)
+async def test_thinking_is_turned_off_by_callers_and_by_the_server(
+    settings: dict[str, Any], asked_for: dict[str, Any], told: bool | None
+) -> None:
+    engine = engine_of("Yes")
+    async with client_of(engine, **settings) as client:
+        assert (await client.post(CHAT, json=chat_body(**asked_for))).status_code == 200
+        effort = asked_for.get("reasoning_effort")
+        others = {name: value for name, value in asked_for.items() if name != "reasoning_effort"}
+        document = await created(client, **others, reasoning={"effort": effort})
+        if effort is None:  # /tokenize has no word for it
+            assert (await client.post("/tokenize", json={"messages": chat_body()["messages"], **others})).status_code == 200
+    assert {options.get("enable_thinking") for options in engine.tokenizer.options} == {told}
+    assert document["reasoning"]["effort"] == effort
