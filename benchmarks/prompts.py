@@ -171,6 +171,7 @@ def _asked(
     else:
         if cut is None and (cuts := _cuts(row)):
             cut = rng.choice(cuts)
+        row = row | {"messages": [_with_text(message) for message in row["messages"]]}
         messages = row["messages"][:cut]
     tools = row.get("tools")
     text = str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True))
@@ -182,6 +183,12 @@ def _asked(
         whole = str(tokenizer.apply_chat_template(row["messages"][: cut + 1], tools=tools, tokenize=False))
         answer = whole.removeprefix(text).rstrip() if whole.startswith(text) else row["messages"][cut].get("content")
     return _Asked(text, tuple(messages), answer)
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content may come in parts, which are joined as the server does; templates would write their Python."""
+    content = message.get("content")
+    return message | {"content": "\n".join(_text(part["text"]) for part in content)} if isinstance(content, list) else message
 
 
 def _text(value: Any) -> str:

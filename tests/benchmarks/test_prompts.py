@@ -35,6 +35,15 @@ def test_a_dialogue_is_cut_before_an_answer_and_a_question_is_asked(tmp_path: Pa
     assert load(path, tokenizer) == ["<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"]
 
 
+def test_contents_in_parts_are_the_texts_that_they_hold(tmp_path: Path, tokenizer) -> None:
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]
+    path = write(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": parts}]})
+    assert load(path, tokenizer) == ["<|im_start|>user\nHi\nthere<|im_end|>\n<|im_start|>assistant\n"]
+    path = write(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})
+    with pytest.raises(PromptError, match="line 1: not a dialogue, a question or a prompt"):
+        load(path, tokenizer)
+
+
 def test_plain_prompts_and_gzip_are_read(tmp_path: Path, tokenizer) -> None:
     path = tmp_path / "p.jsonl.gz"
     with gzip.open(path, "wt", encoding="utf-8") as file:
