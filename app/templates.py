@@ -1,8 +1,9 @@
-"""Chat templates of users' own, in place of a model's."""
+"""Chat templates: a model's, and those that users give in place of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 def read_template(path: Path) -> str:
@@ -23,3 +24,9 @@ def read_template(path: Path) -> str:
     except (TemplateError, TypeError):
         pass  # here it has neither the model's special tokens nor variables: `chat.fault` is asked once there is a model
     return text
+
+
+def template_text(tokenizer: Any) -> str:
+    """A model's chat template, or all of them where it has several; empty where it has none."""
+    templates = getattr(tokenizer, "chat_template", None) or ""
+    return "\n".join(templates.values()) if isinstance(templates, dict) else str(templates)

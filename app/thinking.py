@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.revising import Outputs
+from app.templates import template_text
 from app.thoughts import CLOSER, OPENER, ReasoningFormat, ThoughtParser
 from app.tools.grammar import named
 from speculative.request import Grammar, RequestOutput
@@ -45,9 +46,12 @@ def thinking(chosen: ReasoningFormat, tokenizer: Any, prompt: Sequence[int], beg
     Without a format ``chosen`` the chat template says whether its model thinks. Where an answer is continued, ``begun_answer`` is
     what there is of it.
     """
-    if chosen == "none" or (chosen == "auto" and CLOSER not in _templates(tokenizer)):
+    if chosen == "none" or (chosen == "auto" and CLOSER not in template_text(tokenizer)):
         return None
     closer = tokenizer.backend_tokenizer.token_to_id(CLOSER)
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().get(closer)
+    if added is not None and added.special:  # texts do not hold it
+        return None
     if begun_answer is not None:
         return Thinking(True, closer) if begun_answer.rfind(OPENER) > begun_answer.rfind(CLOSER) else None
     end = tokenizer.decode(list(prompt[-_NEAR:])).rstrip()
@@ -63,11 +67,6 @@ async def counted(outputs: Outputs, thinking: Thinking) -> Outputs:
         async for index, output in outputs:
             count = counts.setdefault(index, _Count(thinking)).of(output)
             yield index, replace(output, stats=replace(output.stats, num_reasoning_tokens=count))
-
-
-def _templates(tokenizer: Any) -> str:
-    templates = getattr(tokenizer, "chat_template", None) or ""
-    return "\n".join(templates.values()) if isinstance(templates, dict) else str(templates)
 
 
 class _Count:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from app.errors import InvalidParameterError
+from app.templates import template_text
 
 ToolCallFormat = Literal["auto", "hermes", "llama3_json", "none"]
 
@@ -58,8 +59,7 @@ def tool_format(chosen: ToolCallFormat, tokenizer: Any) -> Format | None:
 
 
 def _detected(tokenizer: Any) -> Format | None:
-    templates = getattr(tokenizer, "chat_template", None) or ""
-    text = "\n".join(templates.values()) if isinstance(templates, dict) else str(templates)
+    text = template_text(tokenizer)
     if "<tool_call>" in text:
         # Qwen3-Coder writes XML between the same tags, and GLM-4.5 something of its own.
         return None if "<function=" in text or "<arg_key>" in text else HERMES

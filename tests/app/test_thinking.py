@@ -211,6 +211,13 @@ def test_a_tokenizers_own_mark_is_known() -> None:
     assert thinking("think", tokenizer, tokenizer.encode("Hi<think>\n"), None) == Thinking(begun=True, closer=own)
 
 
+def test_a_mark_that_texts_do_not_hold_ends_no_thoughts() -> None:
+    tokenizer = load_tokenizer(BUNDLED["target"])
+    assert tokenizer is not None
+    tokenizer.add_special_tokens({"additional_special_tokens": ["</think>"]})
+    assert thinking("think", tokenizer, tokenizer.encode("Hi<think>\n"), None) is None
+
+
 async def test_usage_says_how_many_tokens_were_thoughts() -> None:
     answer = await asked(engine_of("Hm", ", so.", "</think>", "Yes", end="<think>"))
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
