@@ -34,13 +34,14 @@ class Writer(streaming.ChunkWriter, Protocol):
 
 
 def check_model(serving: Serving, name: str | None) -> str:
-    """The served model's name; any other is refused."""
+    """What answers call the served model; a name that is none of its own is refused."""
     serving.model_info()
-    served = serving.model_name()
-    if name is not None and name != served:
-        message = f"The model '{name}' does not exist; this server serves '{served}'."
+    names = serving.model_names()
+    if name is not None and name not in names:
+        served = ", ".join(f"'{each}'" for each in names)
+        message = f"The model '{name}' does not exist; this server serves {served}."
         raise NotFoundError(message, code="model_not_found", param="model")
-    return served
+    return names[0]
 
 
 async def tokenize(serving: Serving, work: Callable[[], T]) -> T:

@@ -111,12 +111,16 @@ class Serving:
         return self.engine.info
 
     def model_name(self) -> str:
-        """The name clients use for the loaded model."""
+        """What answers call the loaded model."""
         return _model_name(self.settings, self.engine)
+
+    def model_names(self) -> list[str]:
+        """All names by which clients may ask for it, that one first."""
+        return self.settings.model_names or [self.engine.info.name]
 
 
 def _model_name(settings: HttpSettings, engine: ServingEngine) -> str:
-    return settings.served_model_name or engine.info.name
+    return settings.model_names[0] if settings.model_names else engine.info.name
 
 
 def _remote(settings: HttpSettings, engine: ServingEngine, metrics: Metrics) -> SessionRegistry | None:

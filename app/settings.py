@@ -70,12 +70,12 @@ def _json_object(value: Any) -> Any:
 class HttpSettings(BaseSettings):
     """What all that serve HTTP are told.
 
-    ``config`` names the TOML file that the rest may come from. ``served_model_name`` is the name clients use (default: the
-    model's own). A file ``chat_template`` takes the place of the model's; ``chat_template_kwargs`` is what a template is told where
-    callers say nothing of it. ``tool_call_format`` is how the model calls tools, ``reasoning_format`` how it writes what it thinks
-    (default: as the template says). Lists are written with commas. Who may ask, how often and how much: see ``guard`` and ``keys``;
-    what is kept of answers: see ``sessions``; what is told of requests: see ``metrics`` and ``tracing``. ``max_num_seqs`` texts are
-    written together.
+    ``config`` names the TOML file that the rest may come from. ``served_model_name`` are the names clients use, with commas, of
+    which answers have the first (default: the model's own). A file ``chat_template`` takes the place of the model's;
+    ``chat_template_kwargs`` is what a template is told where callers say nothing of it. ``tool_call_format`` is how the model calls
+    tools, ``reasoning_format`` how it writes what it thinks (default: as the template says). Who may ask, how often and how much:
+    see ``guard`` and ``keys``; what is kept of answers: see ``sessions``; what is told of requests: see ``metrics`` and
+    ``tracing``. ``max_num_seqs`` texts are written together.
     """
 
     model_config = SettingsConfigDict(
@@ -87,7 +87,7 @@ class HttpSettings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
-    served_model_name: str | None = Field(None, min_length=1)
+    served_model_name: str | None = None
     chat_template: Path | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, NoDecode, BeforeValidator(_json_object)] = None
     tool_call_format: ToolCallFormat = "auto"
@@ -122,6 +122,11 @@ class HttpSettings(BaseSettings):
     max_num_seqs: int = Field(32, ge=1)
 
     @property
+    def model_names(self) -> list[str]:
+        """The names of ``served_model_name``; none where the model's own is served."""
+        return [name for each in (self.served_model_name or "").split(",") if (name := each.strip())]
+
+    @property
     def slots(self) -> int:
         """How many texts are written together, of all that this server has."""
         return self.max_num_seqs
@@ -142,6 +147,13 @@ class HttpSettings(BaseSettings):
         if path is not None:
             read_template(path)
         return path
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _name(cls, names: str | None) -> str | None:
+        if names is not None and not names.replace(",", "").strip():
+            raise ValueError("it must be a name, or several with commas")
+        return names
 
     @field_validator("rate_limit")
     @classmethod

@@ -13,7 +13,13 @@ SESSIONS = "Sessions"
 WATCHING = "Metrics and traces"
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all. (default: 127.0.0.1)")]
-ServedModelName = Annotated[str | None, typer.Option(help="Name that clients use for the model. (default: the model's own)")]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(
+        help="Name that clients use for the model, or several with commas: answers and metrics have the first. "
+        "(default: the model's own)"
+    ),
+]
 ChatTemplate = Annotated[
     Path | None,
     typer.Option(help="File with a Jinja template that writes conversations for the model. (default: the model's own)"),

@@ -13,14 +13,15 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 
 @router.get("", responses=refusals(401, 403, 429, 503))
 async def list_models(serving: ServingDep) -> ModelList:
-    """The one model that is served."""
-    return ModelList(object="list", data=[_model(serving, check_model(serving, None))])
+    """The one model that is served, by each of its names."""
+    return ModelList(object="list", data=[_model(serving, name) for name in serving.model_names()])
 
 
 @router.get("/{model_id:path}", responses=refusals(401, 403, 404, 429, 503))
 async def retrieve_model(model_id: str, serving: ServingDep) -> Model:
     """A model by name; names of hub models contain a slash."""
-    return _model(serving, check_model(serving, model_id))
+    check_model(serving, model_id)
+    return _model(serving, model_id)
 
 
 def _model(serving: Serving, name: str) -> Model:

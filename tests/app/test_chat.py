@@ -5,13 +5,16 @@ from typing import Any
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from app import chat
+from app.main import create_app
 from app.messages import Message, TemplateOptions
+from app.settings import Settings
 from models.loader import BUNDLED, load_tokenizer
 from tests.app.fakes import FakeEngine, chat_body, events
 
@@ -210,6 +213,19 @@ async def test_models(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models")).json() == {"object": "list", "data": [tiny]}
     assert (await client.get("/v1/models/tiny")).json() == tiny
     assert (await client.get("/v1/models/org/other")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_a_model_is_asked_for_by_all_of_its_names(engine: FakeEngine) -> None:
+    transport = httpx.ASGITransport(create_app(Settings(served_model_name="org/one, gpt-4o,"), engine))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["org/one", "gpt-4o"]
+        for name in ("org/one", "gpt-4o"):
+            assert (await client.post(CHAT, json=chat_body(model=name))).json()["model"] == "org/one"
+            assert (await client.get(f"/v1/models/{name}")).json()["id"] == name
+        refused = (await client.post(CHAT, json=chat_body(model="tiny"))).json()["error"]
+        assert refused["message"] == "The model 'tiny' does not exist; this server serves 'org/one', 'gpt-4o'."
+    with pytest.raises(ValidationError, match="it must be a name, or several with commas"):
+        Settings(served_model_name=" , ")
 
 
 async def test_the_openapi_document_shows_what_may_be_sent(client: httpx.AsyncClient) -> None:
