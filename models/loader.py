@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from models.config import DecoderConfig, MoAConfig
 from models.eagle import Eagle, EagleConfig
 from models.errors import CheckpointError
-from models.hub import download
+from models.hub import download, repository_of
 from models.layers import Linear
 from models.llama import Llama
 from models.moa import MoA
@@ -45,7 +45,8 @@ _Network = TypeVar("_Network", bound=nn.Module)
 def resolve(path_or_id: str | Path, check: Callable[[dict[str, Any]], object] = lambda raw: None) -> Path:
     """A local folder as it is; anything else is a hub id, whose safetensors, configs and tokenizer are downloaded once.
 
-    ``check`` is shown what a config.json holds before its weights are downloaded, and raises what is to be raised.
+    It may name a revision: ``owner/name@revision``. ``check`` is shown what a config.json holds before its weights are downloaded,
+    and raises what is to be raised.
     """
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
@@ -54,8 +55,8 @@ def resolve(path_or_id: str | Path, check: Callable[[dict[str, Any]], object] = 
         if folder.suffix == ".gguf":
             raise CheckpointError(f"{folder} is a GGUF file, which is not read: name the folder of the safetensors it was made of")
         raise CheckpointError(f"{folder} is a file: name the folder of the checkpoint")
-    if str(path_or_id).startswith((".", "/", "~")) or str(path_or_id).count("/") != 1:
-        raise CheckpointError(f"no folder {str(path_or_id)!r} (a hub id looks like 'owner/name')")
+    if str(path_or_id).startswith((".", "/", "~")) or repository_of(str(path_or_id)).count("/") != 1:
+        raise CheckpointError(f"no folder {str(path_or_id)!r} (a hub id looks like 'owner/name', or 'owner/name@revision')")
     return download(str(path_or_id), check)
 
 

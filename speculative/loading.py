@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from models.config import DecoderConfig
 from models.digest import digest_samples, weight_samples
 from models.errors import CheckpointError
+from models.hub import repository_of
 from models.llama import Llama
 from models.loader import (
     eos_token_ids,
@@ -142,7 +144,7 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
     shape = DraftShape(config.draft_depth, config.draft_breadth, config.draft_nodes, reach, config.draft_temperature)
     make_drafter, network = _drafter(config, found, target, shape)
     info = ModelInfo(
-        name=folder.name if config.model == BUNDLED else config.model.rstrip("/").rsplit("/", 1)[-1],
+        name=_name(config.model, folder),
         max_model_len=length,
         vocab_size=sizes.vocab_size,
         dtype=str(dtype).removeprefix("torch."),
@@ -187,6 +189,14 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
     engine.info = replace(engine.info, memory=plan.parts)
     engine.ranks = ranks
     return engine
+
+
+def _name(model: str, folder: Path) -> str:
+    """What clients call a model: the folder of a checkpoint from the hub bears a commit's name."""
+    if model == BUNDLED:
+        return folder.name
+    told = model if Path(model).expanduser().is_dir() else repository_of(model)
+    return told.rstrip("/").rsplit("/", 1)[-1]
 
 
 def text_length(config: EngineConfig, sizes: DecoderConfig) -> int:

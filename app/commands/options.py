@@ -51,7 +51,8 @@ LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or erro
 Model = Annotated[
     str | None,
     typer.Option(
-        help="'bundled', a folder or a hub id such as Qwen/Qwen2.5-0.5B-Instruct. (default: bundled)", rich_help_panel=ENGINE
+        help="'bundled', a folder or a hub id such as Qwen/Qwen2.5-0.5B-Instruct, perhaps with @revision. (default: bundled)",
+        rich_help_panel=ENGINE,
     ),
 ]
 DType = Annotated[

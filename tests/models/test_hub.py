@@ -27,17 +27,19 @@ class Hub:
         self.repository, self.cache = root / "repository", root / "cache" / COMMIT
         self.repository.mkdir()
         self.fetched: list[str] = []
+        self.revision: str | None = None
 
     def hold(self, name: str, content: str = "") -> None:
         (self.repository / name).parent.mkdir(parents=True, exist_ok=True)
         (self.repository / name).write_text(content)
 
-    def file(self, name: str, file: str) -> str:
+    def file(self, name: str, file: str, *, revision: str | None) -> str:
+        self.revision = revision
         if not (self.repository / file).exists():
             raise RemoteEntryNotFoundError.__new__(RemoteEntryNotFoundError)
         return str(self._fetch(file))
 
-    def snapshot(self, name: str, *, revision: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def snapshot(self, name: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         assert revision == COMMIT
         for path in sorted(self.repository.rglob("*")):
             file = path.relative_to(self.repository).as_posix()
@@ -101,8 +103,19 @@ def test_a_repository_without_a_config_is_none_of_a_whole_checkpoint(remote: Hub
         resolve("somebody/adapter")
 
 
+@pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1"])
+def test_a_revision_may_be_named(remote: Hub, revision: str) -> None:
+    remote.hold("config.json", json.dumps(CONFIG))
+    resolve("somebody/model")
+    assert remote.revision is None
+    assert resolve(f"somebody/model@{revision}") == remote.cache
+    assert remote.revision == revision
+    with pytest.raises(CheckpointError, match="no folder 'some/body/model@v1'"):
+        resolve("some/body/model@v1")
+
+
 def test_without_a_network_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: str) -> str:
+    def offline(*_: str, **__: None) -> str:
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(hub, "hf_hub_download", offline)
