@@ -61,7 +61,7 @@ async def prepared(http: HttpRequest, serving: Serving, work: Coroutine[Any, Any
         with anyio.fail_after(limit):
             return await unless_disconnected(http, work)
     except TimeoutError:
-        raise RequestTimeoutError(limit or 0.0) from None
+        raise RequestTimeoutError.of_answer(limit or 0.0) from None
 
 
 async def compile_grammar(serving: Serving, grammar: Grammar) -> None:

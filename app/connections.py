@@ -15,7 +15,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
-from app.errors import ApiError, InvalidParameterError, RequestArrivalError, UnavailableError
+from app.errors import ApiError, InvalidParameterError, RequestTimeoutError, UnavailableError
 from speculative.errors import SHUTTING_DOWN
 
 HEAD_BYTES: Final = 64 * 1024
@@ -114,7 +114,7 @@ class HttpProtocol(H11Protocol):
         self._arrival = None if seconds is None else self.loop.call_later(seconds, self._give_up, seconds)
 
     def _give_up(self, seconds: float) -> None:
-        self._refuse(RequestArrivalError(seconds))
+        self._refuse(RequestTimeoutError.of_arrival(seconds))
 
     def _should_upgrade(self) -> bool:
         # Only a GET without a body can become a WebSocket. All else may wish for another protocol, and is answered in this one.

@@ -5,8 +5,7 @@ ApiError                        what a client is told, in OpenAI's shape
 ├── AuthenticationError         401: no API key, or one that is not accepted
 ├── PermissionDeniedError       403: a host, or a page, that this server does not answer for
 ├── NotFoundError               404: no such model or route
-├── RequestTimeoutError         408: it took longer than this server allows, or to arrive: RequestArrivalError;
-│                               an edge's server says so: RelayedTimeoutError
+├── RequestTimeoutError         408: it took longer than this server allows, or to arrive, or an edge's server says so
 ├── RequestTooLargeError        413: the body is larger than this server reads
 ├── UnsupportedEncodingError    415: the body is compressed
 ├── TooManyRequestsError        429: the caller's rate, or the server's queue, is used up
@@ -123,27 +122,23 @@ class PermissionDeniedError(ApiError):
 
 
 class RequestTimeoutError(ApiError):
-    """The answer was not ready in the time that this server allows."""
+    """The answer, or the request itself, was not there in the time that this server allows."""
 
     status = 408
     type = "timeout_error"
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"The answer took longer than {seconds:g} seconds. Ask for fewer tokens.", code="request_timeout")
-
-
-class RelayedTimeoutError(RequestTimeoutError):
-    """The same, in the words of the server that an edge asked."""
-
     def __init__(self, message: str) -> None:
-        ApiError.__init__(self, message, code="request_timeout")
+        super().__init__(message, code="request_timeout")
 
+    @classmethod
+    def of_answer(cls, seconds: float) -> RequestTimeoutError:
+        """For an answer that took longer."""
+        return cls(f"The answer took longer than {seconds:g} seconds. Ask for fewer tokens.")
 
-class RequestArrivalError(RequestTimeoutError):
-    """The request itself was not there in time."""
-
-    def __init__(self, seconds: float) -> None:
-        ApiError.__init__(self, f"The request did not arrive within {seconds:g} seconds.", code="request_timeout")
+    @classmethod
+    def of_arrival(cls, seconds: float) -> RequestTimeoutError:
+        """For a request that took longer to come."""
+        return cls(f"The request did not arrive within {seconds:g} seconds.")
 
 
 class RequestTooLargeError(ApiError):
@@ -222,7 +217,7 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, EngineNotReadyError):
         return UnavailableError(str(error) or "The model is still loading.")
     if isinstance(error, ServerTimeoutError):
-        return RelayedTimeoutError(str(error))
+        return RequestTimeoutError(str(error))
     if isinstance(error, EngineLoadError):
         return UnavailableError("The model could not be loaded.")
     if isinstance(error, EngineStepError):

@@ -102,7 +102,7 @@ async def within(seconds: float, outputs: Outputs) -> Outputs:
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                raise RequestTimeoutError(seconds) from None
+                raise RequestTimeoutError.of_answer(seconds) from None
             yield output
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -131,16 +131,19 @@ def read_tensors(folder: Path, wanted: Callable[[str], bool] | None = None) -> d
     """All tensors of a checkpoint folder, or those with a ``wanted`` name, which alone are read."""
     tensors: dict[str, Tensor] = {}
     for path in tensor_files(folder):
-        try:
-            if wanted is None:
-                tensors.update(load_file(path))
-                continue
-            with safe_open(path, framework="pt") as file:
-                # Such a file is no mapping: it has keys and cannot be iterated.
-                tensors.update({name: file.get_tensor(name) for name in file.keys() if wanted(name)})  # noqa: SIM118
-        except SafetensorError as error:
-            raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
+        with open_tensors(path) as file:
+            tensors.update({name: file.get_tensor(name) for name in file.keys() if wanted is None or wanted(name)})  # noqa: SIM118
     return tensors
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """A file of tensors, no mapping: it has keys and cannot be iterated. Raises CheckpointError where it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from models.errors import CheckpointError
-from models.loader import tensor_files
+from models.loader import open_tensors, tensor_files
 
 KEY: Final = "target_weights"
 
@@ -23,14 +21,11 @@ def weights_name(folder: Path) -> str:
     """
     rows: dict[str, bytes] = {}
     for path in tensor_files(folder):
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  # it is no mapping, and cannot be iterated
-                    if name.endswith("_proj.weight"):
-                        row = tensors.get_slice(name)[0:1].to(torch.bfloat16).contiguous()
-                        rows[name] = row.view(torch.uint8).numpy().tobytes()
-        except SafetensorError as error:
-            raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
+        with open_tensors(path) as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                if name.endswith("_proj.weight"):
+                    row = tensors.get_slice(name)[0:1].to(torch.bfloat16).contiguous()
+                    rows[name] = row.view(torch.uint8).numpy().tobytes()
     digest = blake2b(digest_size=16)
     for name in sorted(rows):
         digest.update(name.encode() + b"\0" + rows[name])

@@ -17,7 +17,7 @@ from models.loader import BUNDLED as BUNDLED_FOLDERS
 from models.loader import eos_token_ids, load_drafter, load_target, read_json, resolve, resolve_target
 from speculative.config import BUNDLED
 from speculative.errors import EngineLoadError
-from speculative.loading import pair_fingerprint
+from speculative.fingerprints import pair_fingerprint
 
 SUPPORTED = "only Mixture-of-Attentions drafters with N = 0 can be exported"
 

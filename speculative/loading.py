@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 
 from models.config import DecoderConfig
-from models.digest import digest_samples, weight_samples
 from models.errors import CheckpointError
 from models.hub import repository_of
 from models.llama import Llama
@@ -47,6 +45,7 @@ from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError, EngineLostError, InvalidRequestError
+from speculative.fingerprints import fingerprint, pair_fingerprint
 from speculative.found_drafter import FoundDrafter, find_drafter, load_independent
 from speculative.memory_measuring import keep_few_kernels, memory_needs, resident_bytes
 from speculative.packages import or_uncompiled
@@ -152,9 +151,9 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
         drafter=found.kind,
         default_sampling=defaults,
         created=int(time.time()),
-        fingerprint=_fingerprint(target, network),
+        fingerprint=fingerprint(target, network),
         pair=pair_fingerprint(target, network),
-        target=_fingerprint(target, None),
+        target=fingerprint(target, None),
     )
     kept = config.max_num_seqs * length // 2 if config.prefix_cache_tokens is None else config.prefix_cache_tokens
     resident, limit = resident_bytes(), config.memory_limit
@@ -214,39 +213,6 @@ def _lacks_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(
         said in str(error) for said in ("can't allocate memory", "out of memory")
     )
-
-
-def pair_fingerprint(target: Llama, network: nn.Module | None) -> str:
-    """What names the weights of a target and its drafter, as they were loaded: the same for float32 as for bfloat16.
-
-    Configurations are left out: bundles bear this name, and those that are about shall keep theirs.
-    """
-    return _weights_digest(_networks(target, network), torch.bfloat16).hexdigest()
-
-
-def _fingerprint(target: Llama, network: nn.Module | None) -> str:
-    """What names the contents of key-value caches: the weights that they come from, their numbers' types, and configurations.
-
-    The same weights with another RoPE or another epsilon make other keys and values.
-    """
-    networks = _networks(target, network)
-    digest = _weights_digest(networks)
-    for each in networks:
-        digest.update(repr(each.config).encode())
-    return digest.hexdigest()
-
-
-def _networks(target: Llama, network: nn.Module | None) -> list[nn.Module]:
-    return [each for each in (target, network) if each is not None]
-
-
-def _weights_digest(networks: list[nn.Module], dtype: torch.dtype | None = None) -> blake2b:
-    """Of some numbers of all weights, as they are or as if they were of ``dtype``."""
-    digest = blake2b(digest_size=16)
-    for module in networks:
-        samples = module.weight_samples() if isinstance(module, Llama) else weight_samples(module)
-        digest_samples(samples, digest, dtype=dtype)
-    return digest
 
 
 MakeDrafter = Callable[[int, int], Drafter]

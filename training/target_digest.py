@@ -6,10 +6,8 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import safe_open
-
 from models.digest import WeightSample, digest_samples, sample_of
-from models.loader import target_config, tensor_files
+from models.loader import open_tensors, target_config, tensor_files
 
 
 def checkpoint_digest(folder: Path) -> str:
@@ -21,6 +19,6 @@ def checkpoint_digest(folder: Path) -> str:
 
 def _samples(folder: Path) -> Iterator[WeightSample]:
     for path in tensor_files(folder):
-        with safe_open(path, framework="pt") as tensors:
+        with open_tensors(path) as tensors:
             for name in sorted(tensors.keys()):
                 yield sample_of(name, tensors.get_tensor(name))

@@ -141,7 +141,7 @@ class LocalBackend:
             variables = self._serving.template_variables
             prompt = chat.prompt_tokens(self._serving.tokenizer, request.messages, request, variables=variables)
             thoughts = thinking(self._serving.settings.reasoning_format, self._serving.tokenizer, prompt, None)
-            pieces = Pieces(thoughts=thoughts.parser() if thoughts else None)
+            pieces = Pieces.of(None, thoughts)
             requests = requests_for(request, [prompt], self._serving, uuid.uuid4().hex)
             places = places_for(self._serving, requests)
             async with aclosing(run(self._serving, requests, places)) as outputs:

@@ -94,7 +94,7 @@ def peers(
 
     with loading.clear_errors():
         tokenizer = loading.load_tokenizer(settings.model)
-        limit = min(max_prompt_tokens, running.positions(settings.model) - max_tokens)
+        limit = min(max_prompt_tokens, loading.positions(settings.model) - max_tokens)
         selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     if max(levels) > len(selected):
         options.fail(f"--concurrency {max(levels)}: there are {len(selected)} prompts of at most {limit} tokens")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from benchmarks.alone import Continuation
     from benchmarks.evaluation import Case, Figures
     from benchmarks.gateway import GatewayResult
@@ -15,26 +13,17 @@ if TYPE_CHECKING:
     from benchmarks.watching import WatchingResult
 
 
-def _console() -> Console:
-    """For names that users give, and sources of their prompts: shown as they are, brackets and all."""
-    from rich.console import Console
-
-    return Console(markup=False, emoji=False)
-
-
 def print_offline(result: OfflineResult) -> None:
     """Two tables: speed, and how drafts fared."""
-    from rich.table import Table
-
+    from benchmarks import printing
     from benchmarks.offline import PLAIN, SPECULATIVE, spread
 
-    console = _console()
+    console = printing.console()
     asked = f"{len(result.prompts)} prompts"
     if len(result.compared) < len(result.prompts):
         asked += f" of {len(result.compared)} conversations"
-    speed = Table(title=f"{result.settings['model']}, {result.settings['dtype']}, {asked}, greedy")
-    for column in ("", "tokens/s", "over plain (median, quartiles)", "same tokens as plain"):
-        speed.add_column(column, justify="left" if not column else "right", overflow="fold")
+    columns = ["", "tokens/s", "over plain (median, quartiles)", "same tokens as plain"]
+    speed = printing.table(f"{result.settings['model']}, {result.settings['dtype']}, {asked}, greedy", columns)
     for way in result.runs:
         ratio = spread(result.ratios(way, PLAIN))
         speed.add_row(
@@ -45,9 +34,8 @@ def print_offline(result: OfflineResult) -> None:
         )
     console.print(speed)
     acceptance = result.acceptance()
-    drafts = Table(title=f"drafter: {result.settings['drafter']}")
-    for column in ("τ", "target passes", "drafted", "accepted", "accepted at depth 1, 2, …"):
-        drafts.add_column(column, justify="right", overflow="fold")
+    columns = ["τ", "target passes", "drafted", "accepted", "accepted at depth 1, 2, …"]
+    drafts = printing.table(f"drafter: {result.settings['drafter']}", columns, left=())
     drafts.add_row(
         f"{acceptance.tau:.2f}",
         str(acceptance.target_passes),
@@ -65,15 +53,15 @@ def print_offline(result: OfflineResult) -> None:
 
 def print_evaluation(results: dict[Case, dict[str, Figures]]) -> None:
     """A table of all cases for each way of sampling, then how deep drafts are accepted."""
-    from rich.table import Table
-
+    from benchmarks import printing
     from benchmarks.evaluation import ALL
 
-    console = _console()
+    console = printing.console()
     for sampling in dict.fromkeys(case.sampling for case in results):
-        table = Table(title=f"{sampling}; speeds are over plain decoding, draft cost is in its steps")
-        for column in ("drafter", "source", "τ (95%)", "decoding", "end to end", "tokens/s", "passes/token", "draft cost"):
-            table.add_column(column, justify="left" if column in ("drafter", "source") else "right", overflow="fold")
+        columns = ["drafter", "source", "τ (95%)", "decoding", "end to end", "tokens/s", "passes/token", "draft cost"]
+        table = printing.table(
+            f"{sampling}; speeds are over plain decoding, draft cost is in its steps", columns, left=("drafter", "source")
+        )
         for case, sources in results.items():
             if case.sampling != sampling:
                 continue
@@ -98,13 +86,12 @@ def print_evaluation(results: dict[Case, dict[str, Figures]]) -> None:
 
 def print_watching(result: WatchingResult) -> None:
     """A table of ratios, and what was measured directly."""
-    from rich.table import Table
+    from benchmarks import printing
 
     figures = result.as_dict()
-    console = _console()
-    ratios = Table(title=f"{result.concurrency} requests at once; median and quartiles of rounds")
-    for column in ("", "tokens per second", "processor time per token"):
-        ratios.add_column(column, justify="left" if not column else "right", overflow="fold")
+    console = printing.console()
+    columns = ["", "tokens per second", "processor time per token"]
+    ratios = printing.table(f"{result.concurrency} requests at once; median and quartiles of rounds", columns)
     for name in figures["speed_ratios"]:
         cells = (figures["speed_ratios"][name], figures["cpu_ratios"][name])
         ratios.add_row(name, *(f"{each['median']:.3f} ({each['p25']:.3f}–{each['p75']:.3f})" for each in cells))
@@ -117,24 +104,25 @@ def print_watching(result: WatchingResult) -> None:
 
 def print_gpu(costs: ShapeCosts) -> None:
     """Steps of one shape, and the least that they can take."""
-    from rich.table import Table
+    from benchmarks import printing
 
     sizes = f"{costs.parameters / 1e9:.2f} G parameters, drafter {costs.drafter_parameters / 1e9:.2f} G"
-    table = Table(title=f"{costs.shape.name}: {sizes}; milliseconds, medians of steps")
-    for column in (
-        "texts",
-        "nodes",
-        "",
-        "plain",
-        "draft",
-        "a level",
-        "verify",
-        "commit",
-        "least",
-        "verify / least",
-        "least / level",
-    ):
-        table.add_column(column, justify="right" if column else "left", overflow="fold")
+    table = printing.table(
+        f"{costs.shape.name}: {sizes}; milliseconds, medians of steps",
+        (
+            "texts",
+            "nodes",
+            "",
+            "plain",
+            "draft",
+            "a level",
+            "verify",
+            "commit",
+            "least",
+            "verify / least",
+            "least / level",
+        ),
+    )
     for step in costs.steps:
         times = (step.plain, step.draft, step.level, step.verify, step.commit, step.floor)
         ratios = step.as_dict()
@@ -146,20 +134,18 @@ def print_gpu(costs: ShapeCosts) -> None:
             f"{ratios['verify_over_floor']:.2f}",
             f"{ratios['floor_over_level']:.1f}",
         )
-    _console().print(table)
+    printing.console().print(table)
 
 
 def print_gateway(result: GatewayResult) -> None:
     """Two tables: what the gateway costs, and what held the event loop up."""
-    from rich.table import Table
-
+    from benchmarks import printing
     from benchmarks.gateway import DIRECT, HTTP
     from benchmarks.offline import spread
 
-    console = _console()
-    costs = Table(title="medians of rounds; the cost with quartiles")
-    for column in ("requests at once", "tokens/s alone", "over HTTP", "cost", "event loop per token"):
-        costs.add_column(column, justify="right", overflow="fold")
+    console = printing.console()
+    columns = ["requests at once", "tokens/s alone", "over HTTP", "cost", "event loop per token"]
+    costs = printing.table("medians of rounds; the cost with quartiles", columns, left=())
     for concurrency, arms in result.rounds.items():
         speeds = (spread([each.tokens_per_second for each in arms[arm]])["median"] for arm in (DIRECT, HTTP))
         cost = result.cost(concurrency)
@@ -170,9 +156,8 @@ def print_gateway(result: GatewayResult) -> None:
             f"{result.loop_seconds(concurrency) * 1e6:.0f} µs",
         )
     console.print(costs)
-    blocks = Table(title=f"posted amid {max(result.rounds)} streams")
-    for column in ("", "longest block", "its own", "over 20 ms", "longest silence", "statuses", "where"):
-        blocks.add_column(column, justify="right" if column not in ("", "statuses", "where") else "left", overflow="fold")
+    columns = ["", "longest block", "its own", "over 20 ms", "longest silence", "statuses", "where"]
+    blocks = printing.table(f"posted amid {max(result.rounds)} streams", columns, left=("", "statuses", "where"))
     for name, each in result.disturbed.items():
         blocks.add_row(
             name,
@@ -188,11 +173,9 @@ def print_gateway(result: GatewayResult) -> None:
 
 def print_alone(results: dict[str, list[Continuation]]) -> None:
     """A row for each cut and drafter."""
-    from rich.table import Table
-
+    from benchmarks import printing
     from benchmarks.alone import figures
 
-    table = Table(title="what drafters write alone, beside their target's own text")
     columns = (
         "target gone after",
         "drafter",
@@ -202,8 +185,7 @@ def print_alone(results: dict[str, list[Continuation]]) -> None:
         "whole rests",
         "tool calls",
     )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "drafter" else "right", overflow="fold")
+    table = printing.table("what drafters write alone, beside their target's own text", columns, left=("drafter",))
     cuts = sorted({each.cut for continuations in results.values() for each in continuations})
     for cut in cuts:
         for name, continuations in results.items():
@@ -212,4 +194,4 @@ def print_alone(results: dict[str, list[Continuation]]) -> None:
             shares = (each.agreement, each.similarity, each.exact)
             table.add_row(f"{cut:.0%}", name, str(each.answers), *(f"{share:.1%}" for share in shares), calls)
         table.add_section()
-    _console().print(table)
+    printing.console().print(table)

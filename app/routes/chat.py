@@ -50,14 +50,11 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
         grammar = await check_forms(serving, body.constraint, tools.constraints() if tools else [], thoughts)
         return prompt, prediction, thoughts, grammar
 
-    def pieces() -> Pieces:
-        return Pieces(tools.parser() if tools else None, thoughts.parser() if thoughts else None)
-
     prompt, prediction, thoughts, grammar = await prepared(http, serving, prepare())
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     with own_names({"prompt": "messages"}):
         requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar, continues=continues)
     tokens = TokenTexts(tokenizer) if body.logprobs else None
     origins = Origins(tokenizer, [prompt] * (body.n or 1) if continues else ()) if body.return_token_origins else None
-    writer = chat.ChatWriter(response_id, int(time.time()), model, tokens, pieces, origins)
+    writer = chat.ChatWriter(response_id, int(time.time()), model, tokens, lambda: Pieces.of(tools, thoughts), origins)
     return await answer(http, serving, body, requests, writer, thoughts)

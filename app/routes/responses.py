@@ -58,7 +58,7 @@ async def create_response(body: ResponseRequest, http: Request, serving: Serving
         prompt, thoughts, grammar = await prepared(http, serving, prepare())
         requests = requests_for(body, [prompt], serving, response_id, grammar=grammar, continues=continues)
     tokens = TokenTexts(tokenizer) if body.logprob_count is not None else None
-    pieces = Pieces(tools.parser() if tools else None, thoughts.parser() if thoughts else None)
+    pieces = Pieces.of(tools, thoughts)
     writer = ResponseWriter(_queued(body, response_id, model, requests[0]), tokens, pieces, body.namespaces)
     places = places_for(serving, requests, owner)
     outputs = told(limited(serving, run(serving, requests, places)), thoughts, final=body.constraint is not None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from app.thinking import Thinking
 from app.thoughts import Thought, ThoughtParser
+from app.tools.calling import Calling
 from app.tools.parsing import Piece, ToolParser
 
 
@@ -11,6 +13,11 @@ class Pieces:
 
     def __init__(self, parser: ToolParser | None = None, thoughts: ThoughtParser | None = None) -> None:
         self._parser, self._thoughts = parser, thoughts
+
+    @classmethod
+    def of(cls, calling: Calling | None, thinking: Thinking | None) -> Pieces:
+        """For one answer of a request, with its tools and thoughts if there are any."""
+        return cls(calling.parser() if calling else None, thinking.parser() if thinking else None)
 
     @property
     def answering(self) -> bool:

@@ -28,7 +28,8 @@ from speculative.drafters.tree_drafter import TreeDrafter
 from speculative.edge.config import EdgeConfig
 from speculative.edge.drafting import DrafterOfEach, EdgeModel
 from speculative.errors import EngineLoadError
-from speculative.loading import default_sampling, pair_fingerprint, with_text
+from speculative.fingerprints import pair_fingerprint
+from speculative.loading import default_sampling, with_text
 from speculative.policy import DraftShape
 from speculative.remote.memory_codec import MemoryCodec, RowCodec
 from speculative.sequence import Sequence

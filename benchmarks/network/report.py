@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks import printing
 from benchmarks.machine import provenance, write_json
 from benchmarks.network.figures import CrowdFigures, Figures, Shares, Spread, crowd_figures, figures
 from benchmarks.network.keeping import as_dict
@@ -17,7 +17,7 @@ from benchmarks.network.verdicts import differing, verdicts
 
 def print_results(results: Results, plan: Plan, notes: list[str]) -> None:
     """Two tables for each link and temperature, two for many clients, and what to make of them; ``notes`` stand at the end."""
-    console = Console(markup=False, emoji=False)  # names and errors are not ours
+    console = printing.console()
     found, crowds = figures(results), crowd_figures(results)
     links = {link.name: link for link in plan.links}
     told = {(verdict.link, verdict.temperature): verdict.line() for verdict in verdicts(found)}
@@ -49,11 +49,7 @@ def print_results(results: Results, plan: Plan, notes: list[str]) -> None:
 
 
 def _table(title: str | None, *names: str) -> Table:
-    table = Table(title=title)
-    table.add_column("", overflow="fold")
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
+    return printing.table(title, ("", *names))
 
 
 def _speeds(each: Figures) -> list[str]:

@@ -7,9 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks import printing
 from benchmarks.machine import provenance, write_json
 from benchmarks.peers.figures import Figures, Key, best_assistance, figures
 from benchmarks.peers.measuring import Results
@@ -18,12 +16,12 @@ from benchmarks.peers.ways import OURS
 
 def print_results(results: Results, settings: Mapping[str, Any], notes: Sequence[str]) -> None:
     """A table for each number of prompts at once, and what else is to be said."""
-    console = Console(markup=False, emoji=False)  # names and errors are not ours
+    console = printing.console()
     found = figures(results)
     for at_once in dict.fromkeys(number for number, _ in found):
-        table = Table(title=f"{_title(settings)}, {at_once} at once")
-        for column in ("", "tokens/s", "ours over it (median, quartiles)", "same text as ours"):
-            table.add_column(column, justify="left" if not column else "right", no_wrap=not column, overflow="fold")
+        columns = ("", "tokens/s", "ours over it (median, quartiles)", "same text as ours")
+        table = printing.table(f"{_title(settings)}, {at_once} at once", columns)
+        table.columns[0].no_wrap = True
         for (number, name), each in found.items():
             if number == at_once:
                 table.add_row(name, f"{each.tokens_per_second:.1f}", ratio(each, name), f"{each.identical} of {each.texts}")

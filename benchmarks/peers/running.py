@@ -36,9 +36,8 @@ from benchmarks.peers.ways import (
     Way,
 )
 from benchmarks.prompts import Prompt
-from models.config import DecoderConfig
 from models.gguf_export import export_gguf
-from models.loader import eos_token_ids, read_json, resolve_target
+from models.loader import eos_token_ids, resolve_target
 
 BFLOAT16_PRODUCTS = ("avx512_bf16", "amx_bf16")
 """Flags of processors that multiply bfloat16 numbers, as Linux and (in capitals) llama.cpp call them."""
@@ -74,11 +73,6 @@ class Stage:
     ways: list[Way] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-
-def positions(model: str) -> int:
-    """Tokens that a text of the model may have; raises CheckpointError."""
-    return DecoderConfig.from_hf(read_json(resolve_target(model), "config.json")).max_position_embeddings
 
 
 def default_threads() -> int:

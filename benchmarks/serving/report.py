@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks import printing
 from benchmarks.machine import provenance
 from benchmarks.network.figures import Spread
 from benchmarks.serving.figures import Figures, Percentiles, Row, doubts, pooled
@@ -17,7 +17,7 @@ from benchmarks.serving.measuring import Plan, Results
 
 def print_results(results: Results, plan: Plan, compared: Kept | None, notes: Sequence[str]) -> None:
     """Three tables for each rate, and what to read them with; ``notes`` stand at the end."""
-    console = Console(markup=False, emoji=False)  # names and errors are not ours
+    console = printing.console()
     found = rows(results, compared.plain if compared else None)
     every = pooled([*found, *(compared.rows if compared else ())])
     for rate in results.rates:
@@ -66,11 +66,7 @@ def _generator(found: Sequence[Row]) -> list[str]:
 
 
 def _table(title: str | None, *names: str) -> Table:
-    table = Table(title=title)
-    table.add_column("", overflow="fold")
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
+    return printing.table(title, ("", *names))
 
 
 def _latencies(title: str, here: Mapping[str, Figures]) -> Table:
