@@ -17,9 +17,10 @@ import typer
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from app.cluster.application import engines
+from app.cluster.application import ENGINE, engines
 from app.cluster.fleet import RayFleet
 from app.cluster_settings import ClusterSettings
+from speculative.errors import EngineLoadError
 from speculative.replicas.engine import ReplicatedEngine
 
 logger = logging.getLogger("moaserve.replicas")
@@ -85,7 +86,12 @@ class LocalCluster:
         return self._deploy(self._settings)
 
     def _deploy(self, settings: ClusterSettings) -> DeploymentHandle[Any]:
-        return serve.run(engines(settings), name=APPLICATION, route_prefix=None)
+        try:
+            return serve.run(engines(settings), name=APPLICATION, route_prefix=None)
+        except RuntimeError as error:
+            if (cause := _cause()) is None:
+                raise
+            raise EngineLoadError(cause) from error
 
     async def replace(self, settings: ClusterSettings) -> None:
         """A rolling update: replicas give way to others with these settings, and no request fails. Returns when all have."""
@@ -101,12 +107,27 @@ class LocalCluster:
                 logger.info("all replicas have been replaced")
             except (SystemExit, typer.Exit):  # the line about them is written
                 logger.error("the settings cannot be used: replicas go on as they were")
+            except EngineLoadError as error:
+                logger.error("the replicas could not be replaced: %s", error)
             except Exception:
                 logger.exception("the replicas could not be replaced")
 
         task = asyncio.create_task(replace())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _cause() -> str | None:
+    """Why the engines did not start, as the last of them said; None where Serve does not tell."""
+    if not ray.is_initialized():  # the command ends, and Serve would start Ray anew to say how it is
+        return None
+    application = serve.status().applications.get(APPLICATION)
+    message = application.deployments[ENGINE].message.strip() if application and ENGINE in application.deployments else ""
+    # A traceback, of which the last line, or what our own error has said in several, is for who set the server up.
+    _, ours, said = message.rpartition(f"{EngineLoadError.__module__}.{EngineLoadError.__name__}: ")
+    if ours:
+        return said
+    return message.splitlines()[-1] if message else None
 
 
 def _wake_without_interrupting() -> None:
