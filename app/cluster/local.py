@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import ray
@@ -38,6 +39,15 @@ class LocalCluster:
         self._is_ours = False
         self._deploying = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        # Not the event loop's thread: that waits for its own in the end, and Ray many minutes for a cluster that does not answer.
+        # Nor one that ends with the call: Ray's processes end with the thread that started them.
+        self._thread = ThreadPoolExecutor(1, "moaserve-ray")
+        self._begun: Future[DeploymentHandle[Any]] | None = None
+
+    @property
+    def is_beginning(self) -> bool:
+        """Ray or its replicas are being started, which goes on where nobody waits for it any more."""
+        return self._begun is not None and not self._begun.done()
 
     def engine(self) -> ReplicatedEngine:
         """The engines as one."""
@@ -47,9 +57,12 @@ class LocalCluster:
         if self._settings.address is None:
             await asyncio.to_thread(_wake_without_interrupting)
         async with self._deploying:
-            handle = await asyncio.to_thread(self._begin)
+            self._begun = self._thread.submit(self._begin)
+            handle = await asyncio.wrap_future(self._begun)
         if self._reload is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._replace_soon)
+            # Ray has put a handler of its own before Python's, by which an orderly end looks like a crash in the log.
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         return handle
 
     async def _close(self) -> None:

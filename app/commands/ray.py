@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import os
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -12,7 +14,6 @@ from app.commands.serve import serve
 
 if TYPE_CHECKING:
     from app.cluster_settings import ClusterSettings
-    from speculative.replicas.engine import ReplicatedEngine
 
 REPLICAS = "Replicas"
 
@@ -73,11 +74,12 @@ def ray(**given: Any) -> None:
             raise
         options.fail("moaserve ray needs Ray: pip install 'moaserve[ray]'")
 
-    def engine() -> ReplicatedEngine:
-        return LocalCluster(settings, lambda: _settings(given)).engine()
-
-    what = f"{settings.model} in {settings.replicas} replicas"
-    raise typer.Exit(serving.serve(settings, engine, what))
+    cluster = LocalCluster(settings, lambda: _settings(given))
+    code = serving.serve(settings, cluster.engine, f"{settings.model} in {settings.replicas} replicas")
+    if cluster.is_beginning:  # Python would wait for the thread, which may wait for a cluster that does not answer
+        logging.shutdown()
+        os._exit(code)
+    raise typer.Exit(code)
 
 
 def _settings(given: dict[str, Any]) -> ClusterSettings:

@@ -1,8 +1,12 @@
-"""Replicas are replaced on SIGHUP, or go on as they were; what does not start says why."""
+"""Replicas are replaced on SIGHUP, or go on as they were; what does not start says why, and holds nothing up."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import signal
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,6 +79,46 @@ async def test_an_update_that_fails_says_why_in_a_line(not_deployed: None, caplo
     await asyncio.gather(*cluster._tasks)
     assert [record.getMessage() for record in caplog.records] == ["the replicas could not be replaced: no folder '/nope'"]
     assert caplog.records[0].exc_info is None
+
+
+def test_a_cluster_that_does_not_answer_holds_no_stop_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def begin(self: LocalCluster) -> None:
+        asked.set()
+        answer.wait(60)
+
+    monkeypatch.setattr(LocalCluster, "_begin", begin)
+    cluster = LocalCluster(ELSEWHERE)
+
+    async def start_and_stop() -> None:
+        engine = cluster.engine()
+        await engine.start()
+        await asyncio.to_thread(asked.wait)
+        await engine.stop()
+
+    try:
+        asyncio.run(start_and_stop())
+        assert cluster.is_beginning
+    finally:
+        answer.set()
+
+
+async def test_an_end_that_is_asked_for_does_not_look_like_a_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ray puts a handler in C before Python's, as faulthandler does, and writes where it came."""
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    with (tmp_path / "trace").open("w") as trace:
+        monkeypatch.setattr(LocalCluster, "_begin", lambda self: faulthandler.register(signal.SIGTERM, file=trace, chain=True))
+        try:
+            await LocalCluster(ELSEWHERE, lambda: ELSEWHERE)._open()
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            faulthandler.unregister(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, before)
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    assert told == [signal.SIGTERM]
+    assert not (tmp_path / "trace").read_text()
 
 
 async def test_settings_that_cannot_be_used_leave_the_replicas_as_they_were(
