@@ -83,7 +83,7 @@ function refusedBySettings() {
 async function answer(asked) {
   const mode = new FormData(composer).get("speculation");
   const body = request(asked, mode);
-  const turn = new Turn(asked, mode, follow);
+  const turn = new Turn(asked, mode, grown);
   welcome.hidden = true;
   thread.append(turn.article);
   turns.push(turn);
@@ -119,6 +119,12 @@ function setRunning(controller) {
   send.textContent = controller ? "Stop" : "Send";
   send.classList.toggle("stop", Boolean(controller));
   thread.setAttribute("aria-busy", String(Boolean(controller)));
+}
+
+/** What the page has to do whenever there are other tokens on it. A `:has()` in the stylesheet would look at all of them each time. */
+function grown() {
+  document.body.classList.toggle("unverified", turns.some((turn) => turn.unverified));
+  follow();
 }
 
 /** Keep the end in view, unless the reader has gone back. */
@@ -163,6 +169,7 @@ by("new").addEventListener("click", () => {
   setRunning(null);
   for (const turn of turns) turn.article.remove();
   turns = [];
+  grown();
   welcome.hidden = false;
   spoken.textContent = "A new chat.";
   prompt.focus();

@@ -5,29 +5,36 @@ import { first } from "./answer.js";
 import { element } from "./dom.js";
 
 const DEEPEST = 8;
+const BLOCK = 100; // tokens: fewer make a page of many blocks, more make each of them dear
 
 /** Shades by how many tokens ahead a token was drafted. */
 export function setPlace(target, place) {
   target.style.setProperty("--place", Math.min(place, DEEPEST));
 }
 
+/** Laid out in blocks that end where a line of the text does: browsers lay out all of the block that a token is added to. */
 export class TokenText {
   #place = 0;
   #places = new Map(); // of tokens whose text may still come, by index
   #last = null;
   #index = -1;
   #indexes = new Map(); // of the tokens that are shown, by their elements
+  #alone = []; // what the server has not verified yet
 
   constructor(box) {
     this.box = box;
+  }
+
+  /** Whether tokens are shown that an edge's server has not verified. */
+  get unverified() {
+    return this.#alone.length > 0;
   }
 
   /** More of the text: one chunk's `token_origins`, its `edge` if it has that, and whether they are what the model thinks before it answers. */
   add(origins, edge, thought) {
     const revised = edge?.replace_from !== undefined;
     if (revised) this.#cut(edge.replace_from_token, edge.replace_from);
-    if (revised || (origins.length && !edge)) for (const token of this.box.querySelectorAll(".alone")) token.classList.remove("alone");
-    const made = document.createDocumentFragment();
+    if (revised || (origins.length && !edge)) for (const token of this.#alone.splice(0)) token.classList.remove("alone");
     for (const { index, text, origin } of origins) {
       if (!this.#places.has(index)) {
         this.#place = origin === "draft" ? this.#place + 1 : 0;
@@ -41,22 +48,34 @@ export class TokenText {
       this.#last = element("span", { class: `token ${origin === "draft" ? "draft" : "own"}` }, text);
       if (origin === "draft") setPlace(this.#last, this.#places.get(index));
       if (thought) this.#last.classList.add("thought");
-      if (edge?.offline) this.#last.classList.add("alone");
+      if (edge?.offline) {
+        this.#last.classList.add("alone");
+        this.#alone.push(this.#last);
+      }
       this.#indexes.set(this.#last, index);
       this.#index = index;
-      made.append(this.#last);
+      this.#block().append(this.#last);
     }
-    this.box.append(made);
+  }
+
+  /** The block that the next token belongs to. */
+  #block() {
+    const block = this.box.lastElementChild;
+    if (block && !(block.childElementCount >= BLOCK && block.lastElementChild.textContent.endsWith("\n"))) return block;
+    return this.box.appendChild(element("div"));
   }
 
   /** Take back all tokens from number `index` on, and what others have beyond the text's first `count` characters. */
   #cut(index, count) {
     for (const [token, its] of this.#indexes) {
-      const kept = its < index ? first(token.textContent, count) : "";
+      const text = token.textContent;
+      const kept = its < index ? first(text, count) : "";
       count -= [...kept].length;
-      token.textContent = kept;
+      if (kept !== text) token.textContent = kept;
       if (kept) continue;
+      const block = token.parentNode;
       token.remove();
+      if (!block.hasChildNodes()) block.remove();
       this.#indexes.delete(token);
     }
     for (const its of this.#places.keys()) if (its >= index) this.#places.delete(its);
@@ -67,7 +86,7 @@ export class TokenText {
   /** Mark the token that holds the text's character number `place`. */
   mark(place) {
     let seen = 0;
-    for (const token of this.box.children) {
+    for (const token of this.#indexes.keys()) {
       seen += token.textContent.length;
       if (seen > place) return token.classList.add("differs");
     }

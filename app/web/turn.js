@@ -25,6 +25,10 @@ export class Turn {
     return this.views[0].answer.said;
   }
 
+  get unverified() {
+    return this.views.some((view) => view.text.unverified);
+  }
+
   get failure() {
     return this.views.map((view) => view.answer.failure).find(Boolean);
   }

@@ -114,7 +114,7 @@ class Visit:
         assert self.page.evaluate("window.streamed")
 
     def texts(self) -> list[str]:
-        return self.page.locator(".answer .text").all_inner_texts()
+        return self.page.locator(".answer .text").all_text_contents()
 
 
 @pytest.fixture(scope="module")
@@ -341,6 +341,28 @@ def test_what_was_written_without_the_server_is_marked_until_it_is_put_right(vis
     visit.finished()
     assert marked.all_inner_texts() == [" So"]
     assert page.evaluate("window.asked.messages[1]") == {"role": "assistant", "content": "👋🏽 Hello them yes"}
+
+
+def test_a_token_is_laid_out_with_few_others_and_the_text_is_one_all_the_same(visit: Visit) -> None:
+    page = visit.ready().page
+    page.evaluate(ANSWERED_HERE)
+    texts = [("word ", "dear ", "end.\n", "\n")[place % 4] for place in range(1000)] + ["Bye"]
+    visit.send(WHO)
+    page.evaluate(TELL, _chunk(*enumerate(texts)))
+    expect(page.locator(".text .token")).to_have_count(1001)
+    # A token's block is what a browser lays out anew when the token is added.
+    sizes = page.locator(".text .token").evaluate_all("nodes => nodes.map(node => node.parentNode.childElementCount)")
+    assert max(sizes) <= 110
+    selected = "(getSelection().selectAllChildren(document.querySelector('.text')), getSelection().toString())"
+    assert page.evaluate(selected) == "".join(texts)
+    assert visit.texts() == ["".join(texts)]
+    # Cut off within a line, far above the end, the text goes on in that line.
+    kept = "".join(texts[:201])
+    page.evaluate(TELL, _chunk((201, "hello"), edge=_correction(len(kept), 201)) + _stream().partition("\n\n")[2])
+    visit.finished()
+    assert visit.texts() == [kept + "hello"]
+    places = page.locator(".text .token").evaluate_all("nodes => nodes.slice(-2).map(node => node.getBoundingClientRect().y)")
+    assert places[0] == places[1]
 
 
 def _without_end(route: Route) -> None:
