@@ -23,7 +23,13 @@ export class Settings {
       changed();
     };
     form.addEventListener("input", keep);
-    form.addEventListener("reset", () => setTimeout(keep)); // the fields change after the event
+    form.addEventListener("reset", () => {
+      const { key } = this;
+      setTimeout(() => { // the fields change after the event
+        form.elements.api_key.value = key; // which is how one gets in, not a matter of taste
+        keep();
+      });
+    });
     form.addEventListener("submit", (event) => event.preventDefault());
   }
 

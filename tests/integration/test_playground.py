@@ -542,8 +542,14 @@ def test_settings_are_sent_kept_and_checked(visit: Visit) -> None:
     assert page.locator(".turn").count() == 0
     expect(page.get_by_label("Temperature")).to_be_focused()
     assert page.get_by_label("Message").input_value() == WHO
+    visit.setting("API key", "mine")
     page.get_by_role("button", name="Reset").click()
-    assert page.get_by_label("Top k").input_value() == ""
+    expect(page.get_by_label("Top k")).to_have_value("")
+    expect(page.get_by_label("API key")).to_have_value("mine")
+    page.reload()
+    page.get_by_role("button", name="Settings").click()
+    assert page.get_by_label("API key").input_value() == "mine"
+    visit.setting("API key", "")
     fine = {"Temperature": "0.333", "Top p": "0.955", "Top k": "-1", "Min p": "0.005", "Repetition penalty": "1.03"}
     for name, value in fine.items():
         visit.setting(name, value)
