@@ -8,6 +8,25 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
+/** Copy a text; resolves to whether that worked. Browsers have a `clipboard` only for pages that came by HTTPS or from this machine. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const before = document.activeElement;
+    const field = element("textarea", { class: "unseen" });
+    field.value = text;
+    document.body.append(field);
+    field.focus({ preventScroll: true });
+    field.select();
+    const copied = document.execCommand("copy");
+    field.remove();
+    before.focus({ preventScroll: true });
+    return copied;
+  }
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** The same for the parts of a picture. */

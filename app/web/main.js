@@ -11,10 +11,14 @@ const [thread, welcome, composer, prompt, send, spoken] = ["thread", "welcome", 
 const [panel, toggle] = [by("settings"), by("toggle-settings")];
 const narrow = matchMedia("(max-width: 56rem)"); // as in page.css
 
+const actions = element("div", { class: "actions" }); // of the last turn
+const say = (words) => { spoken.textContent = words; };
+
 let turns = [];
 let running = null; // what stops the turn that is being answered
 let pinned = true;
 let left = 0; // where the page was when the settings were gone to
+let editing = null; // the turn whose message is being edited in the composer, and the draft that it put aside
 let checkedKey = null;
 let checking = 0;
 
@@ -81,16 +85,18 @@ function refusedBySettings() {
 }
 
 async function answer(asked) {
+  leaveEdit();
   const mode = new FormData(composer).get("speculation");
   const body = request(asked, mode);
-  const turn = new Turn(asked, mode, grown);
+  const turn = new Turn(asked, mode, grown, say);
   welcome.hidden = true;
+  actions.remove();
   thread.append(turn.article);
   turns.push(turn);
   pinned = true;
   follow();
   setRunning(new AbortController());
-  spoken.textContent = "Answering.";
+  say("Answering.");
   const { signal } = running;
   const said = await turn.run(body, settings.key, signal);
   if (running?.signal === signal) setRunning(null);
@@ -98,20 +104,53 @@ async function answer(asked) {
 }
 
 function end(turn, said) {
-  spoken.textContent = said;
-  if (!turn.failure) return;
-  const again = element("button", { type: "button", onclick: () => retry(turn) }, "Try again");
+  say(said);
+  const again = element("button", { type: "button", onclick: () => retry(turn) }, turn.failure ? "Try again" : "Ask again");
+  const change = element("button", { type: "button", onclick: () => edit(turn) }, "Edit message");
+  if (!turn.failure) {
+    for (const button of [again, change]) button.classList.add("small");
+    actions.replaceChildren(again, change);
+    turn.article.append(actions);
+    return follow();
+  }
   const key = element("button", { type: "button", onclick: askForKey }, "Enter the key");
-  turn.showFailure(...(turn.failure.about === "key" ? [key] : []), again);
+  turn.showFailure(...(turn.failure.about === "key" ? [key] : []), again, change);
   connect(); // the server may be gone, or be another by now
 }
 
-function retry(turn) {
+/** Ask the same anew, or `asked` in its place: what was answered is gone then. */
+function retry(turn, asked = turn.prompt) {
   if (running || refusedBySettings()) return;
+  leaveEdit();
   turns = turns.filter((each) => each !== turn);
   turn.article.remove();
   prompt.focus();
-  answer(turn.prompt);
+  answer(asked);
+}
+
+/** Have a turn's message in the composer, to be sent in its place. */
+function edit(turn) {
+  if (running) return;
+  leaveEdit();
+  editing = { turn, draft: prompt.value };
+  showEdit(turn.prompt);
+  say("Editing the message. Escape cancels.");
+}
+
+/** Back to what was being written before, if a message is being edited. */
+function leaveEdit() {
+  if (!editing) return;
+  const { turn, draft } = editing;
+  editing = null;
+  turn.article.classList.remove("edited");
+  showEdit(draft);
+}
+
+function showEdit(text) {
+  editing?.turn.article.classList.add("edited");
+  by("editing").hidden = !editing;
+  prompt.value = text;
+  prompt.focus();
 }
 
 function setRunning(controller) {
@@ -143,6 +182,7 @@ composer.addEventListener("submit", (event) => {
   const asked = prompt.value.trim();
   if (!asked) return prompt.focus();
   if (refusedBySettings()) return;
+  if (editing) return retry(editing.turn, asked);
   prompt.value = "";
   answer(asked);
 });
@@ -159,19 +199,22 @@ document.addEventListener("keydown", (event) => {
   else if (panel.contains(document.activeElement)) {
     showSettings(false);
     toggle.focus();
-  }
+  } else leaveEdit();
 });
+
+by("cancel-edit").addEventListener("click", leaveEdit);
 
 toggle.addEventListener("click", visitSettings);
 
 by("new").addEventListener("click", () => {
   running?.abort();
   setRunning(null);
+  leaveEdit();
   for (const turn of turns) turn.article.remove();
   turns = [];
   grown();
   welcome.hidden = false;
-  spoken.textContent = "A new chat.";
+  say("A new chat.");
   prompt.focus();
 });
 

@@ -1,7 +1,7 @@
 // One turn on the page: what was asked, one answer or two, and how they were made.
 
 import { Answer } from "./answer.js";
-import { element } from "./dom.js";
+import { copy, element } from "./dom.js";
 import { drawPlot, plotFigure } from "./plot.js";
 import { TokenText } from "./tokens.js";
 import { compare, sentence, verdictCard } from "./verdict.js";
@@ -9,10 +9,10 @@ import { compare, sentence, verdictCard } from "./verdict.js";
 const NAMES = { on: "With speculation", off: "Without speculation" };
 
 export class Turn {
-  /** `mode` is "on", "off" or "both"; `changed` is called whenever the page has grown. */
-  constructor(prompt, mode, changed) {
+  /** `mode` is "on", "off" or "both"; `changed` is called whenever the page has grown, and `say` with what those who hear the page shall know. */
+  constructor(prompt, mode, changed, say) {
     this.prompt = prompt;
-    this.views = (mode === "both" ? ["on", "off"] : [mode]).map((one) => new AnswerView(one, mode === "both"));
+    this.views = (mode === "both" ? ["on", "off"] : [mode]).map((one) => new AnswerView(one, mode === "both", say));
     this.outcome = element("div", { class: "outcome", hidden: "" });
     this.plot = plotFigure();
     const answers = element("div", { class: "answers" }, ...this.views.map((view) => view.card));
@@ -73,13 +73,15 @@ class AnswerView {
   #chunks = [];
   #frame = 0;
 
-  constructor(mode, waits) {
+  constructor(mode, waits, say) {
     this.mode = mode;
     this.speed = element("p", { class: "speed" });
     this.box = element("div", { class: "text waiting" }, waits && mode === "off" ? "Waits for the other, so that neither slows the other down." : "…");
     this.text = new TokenText(this.box);
-    this.numbers = element("dl", { class: "numbers", hidden: "" });
-    this.card = element("section", { class: "answer", "aria-label": NAMES[mode] }, element("header", {}, element("h2", {}, NAMES[mode]), this.speed), this.box, this.numbers);
+    this.numbers = element("dl", { class: "numbers" });
+    this.copy = element("button", { type: "button", class: "small", hidden: "", onclick: () => this.#copy(say) }, "Copy");
+    this.foot = element("footer", { hidden: "" }, this.numbers, this.copy);
+    this.card = element("section", { class: "answer", "aria-label": NAMES[mode] }, element("header", {}, element("h2", {}, NAMES[mode]), this.speed), this.box, this.foot);
   }
 
   /** Ask and show; the page is drawn at most once a frame, however fast the chunks come. */
@@ -98,12 +100,21 @@ class AnswerView {
     cancelAnimationFrame(this.#frame);
     this.card.classList.remove("running");
     draw();
+    this.copy.hidden = !this.answer.said;
     if (!this.answer.text) this.#say(this.answer.failure ? "" : this.answer.stopped ? "Stopped before the first word." : "An empty answer.");
   }
 
   /** Say that there will be no answer. */
   skip() {
     this.#say("Not decoded.");
+  }
+
+  /** Copy the answer, without what the model thought before it. */
+  async #copy(say) {
+    const outcome = (await copy(this.answer.said)) ? "Copied" : "Not copied";
+    this.copy.textContent = outcome;
+    say(`${outcome}.`);
+    setTimeout(() => (this.copy.textContent = "Copy"), 2000);
   }
 
   #say(words) {
@@ -128,7 +139,7 @@ class AnswerView {
       ...(made.num_draft_tokens ? [["accepted", `${made.num_accepted_draft_tokens} of ${made.num_draft_tokens} drafted`]] : []),
       ...(stopped || finishReason === "length" ? [["ended", stopped ? "stopped" : "at max tokens"]] : []),
     ];
-    this.numbers.hidden = false;
+    this.foot.hidden = false;
     this.numbers.replaceChildren(...rows.map(([name, value, title]) => element("div", title ? { title } : {}, element("dt", {}, name), element("dd", {}, String(value)))));
   }
 }

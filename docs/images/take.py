@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 PICTURES = {
     "playground-light.png": {"color_scheme": "light", "viewport": {"width": 1200, "height": 810}},
     "playground-dark.png": {"color_scheme": "dark", "viewport": {"width": 1200, "height": 810}},
-    "playground-phone.png": {"color_scheme": "light", "viewport": {"width": 390, "height": 980}},
+    "playground-phone.png": {"color_scheme": "light", "viewport": {"width": 390, "height": 1120}},
 }
 
 

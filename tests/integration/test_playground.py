@@ -612,9 +612,9 @@ def test_all_of_it_works_by_keyboard_alone(visit: Visit) -> None:
     visit.finished()
     assert page.locator(".turn").nth(1).locator(".answer").count() == 2
     expect(page.locator("#spoken")).to_contain_text("The texts are identical.")
-    for name in ("Settings", "New chat"):
+    for name in ("Edit message", "Ask again", "Copy", "Copy", "Copy", "Settings", "New chat"):
         keys.press("Shift+Tab")
-        expect(page.get_by_role("button", name=name)).to_be_focused()
+        expect(page.locator("button:focus")).to_have_text(name)
     keys.press("Tab")
     keys.press("Enter")
     keys.press("Tab")
@@ -657,6 +657,70 @@ def test_it_fits_a_phone_and_can_be_read(browser: Browser, server: Server, schem
         visit.send(WHO)
         expect(page.get_by_role("alert")).to_be_visible()
         fits()
+
+
+@pytest.mark.parametrize("clipboard", [True, False], ids=["https", "http"])
+def test_an_answer_is_copied_without_its_thoughts(visit: Visit, clipboard: bool) -> None:
+    page = visit.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    if not clipboard:  # what browsers have for a page that came by plain HTTP from another machine
+        page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    visit.ready()
+    page.evaluate(ANSWERED_HERE)
+    visit.send(WHO)
+    thought = _chunk((0, "Hm"))
+    said = _chunk((1, "Two\n"), (2, "\nlines 🙂"))
+    page.evaluate(TELL, thought.replace('"content"', '"reasoning_content"') + said + _stream().partition("\n\n")[2])
+    visit.finished()
+    copy = page.locator(".answer footer button")
+    copy.click()
+    expect(page.locator("#spoken")).to_have_text("Copied.")
+    expect(copy).to_be_focused()
+    page.get_by_label("Message").press("Control+v")
+    assert page.get_by_label("Message").input_value() == "Two\n\nlines 🙂"
+
+
+def test_the_last_turn_is_asked_again_or_its_message_edited(visit: Visit) -> None:
+    page = visit.ready().page
+    answers = iter(("first", "second", "third", "fourth"))
+    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=_stream(next(answers))))
+    message, edit = page.get_by_label("Message", exact=True), page.get_by_role("button", name="Edit message")
+    for asked in ("one", "two"):
+        visit.send(asked)
+        visit.finished()
+    page.get_by_role("button", name="Ask again").click()  # the last turn alone has one
+    expect(page.locator(".text").last).to_have_text("third")
+    visit.finished()
+    assert visit.texts() == ["first", "third"]
+    told = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "first"}]
+    assert visit.sent[2]["messages"] == visit.sent[1]["messages"] == [*told, {"role": "user", "content": "two"}]
+    message.fill("a draft")
+    for cancel in (lambda: page.keyboard.press("Escape"), lambda: page.get_by_role("button", name="Cancel").click()):
+        edit.click()
+        expect(message).to_be_focused()
+        assert message.input_value() == "two"
+        cancel()
+        expect(message).to_be_focused()
+        assert message.input_value() == "a draft"
+    assert visit.texts() == ["first", "third"]
+    edit.click()
+    message.fill("three")
+    message.press("Enter")
+    expect(page.locator(".text").last).to_have_text("fourth")
+    visit.finished()
+    assert page.locator(".asked").all_inner_texts() == ["one", "three"]
+    assert visit.sent[3]["messages"] == [*told, {"role": "user", "content": "three"}]
+    expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+    assert message.input_value() == "a draft"
+    edit.click()
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+    assert message.input_value() == "a draft"
+    page.route(CHAT, lambda route: route.fulfill(status=400, json={"error": {"message": "no", "code": "context_length_exceeded"}}))
+    visit.send("too long")
+    page.get_by_role("alert").get_by_role("button", name="Edit message").click()
+    assert message.input_value() == "too long"
+    assert [refusal for refusal in visit.refusals if "400" not in refusal] == []
 
 
 def test_lines_run_in_the_direction_of_their_own_script(visit: Visit) -> None:
