@@ -50,6 +50,17 @@ def _is_elsewhere(tool: Any) -> bool:
     return isinstance(kind, str) and kind in ELSEWHERE
 
 
+class _StrictUnlessSaid(Function):
+    """A function as chat knows it. Where it does not say whether it is strict, calls follow its schema as far as that can be kept.
+
+    Source: "Strict mode" in OpenAI's guide to function calling: what leaves out ``strict`` is strict in Responses and not in chat.
+    """
+
+    @property
+    def follows_schema(self) -> bool:
+        return self.strict is not False
+
+
 class FunctionTool(Function):
     """A function that the model may call."""
 
@@ -65,7 +76,7 @@ class FunctionTool(Function):
     def nested(self, namespace: str | None = None) -> Tool:
         """The same as in chat, under the name by which the model knows it."""
         function = self.model_dump(exclude={"type"}) | {"name": model_name(self.name, namespace)}
-        return Tool(type="function", function=Function(**function))
+        return Tool(type="function", function=_StrictUnlessSaid(**function))
 
 
 class NamespaceTool(StrictModel):

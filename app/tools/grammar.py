@@ -26,8 +26,8 @@ def tool_grammar(
 
     Calls are of the tools that the choice leaves. Forced calls are nothing but calls, whose arguments follow their tool's schema:
     exactly one where the choice names a tool or calls are not to be ``parallel``, else any number. Where the model may choose,
-    arguments follow the schema of strict tools, and else are any object. It also writes what it likes around calls; where these
-    need no opener, it calls or writes a text. No text holds what `ToolParser` would take for a call.
+    arguments follow the schema of tools that say so, and else are any object. It also writes what it likes around calls; where
+    these need no opener, it calls or writes a text. No text holds what `ToolParser` would take for a call.
     """
     assert not (form and choice.forced)
     called = choice.among(tools)
@@ -37,7 +37,7 @@ def tool_grammar(
         return _grammar("call", called, format)
     if choice.forced:
         return _grammar(calls, called, format)
-    if parallel and form is None and choice.names is None and not any(tool.function.strict for tool in tools):
+    if parallel and form is None and choice.names is None and not any(tool.function.follows_schema for tool in tools):
         return None
     if format.bare or form is not None:
         start = f"{'opener? ' if format.bare else ''}{calls} | {'TEXT' if form is None else '@form'}"
@@ -47,7 +47,7 @@ def tool_grammar(
 
 
 def _grammar(start: str, tools: Sequence[Tool], format: Format, form: Grammar | None = None, *, free: bool = False) -> Grammar:
-    """``start`` with what it may name. Where arguments are ``free``, only those of strict tools follow their schema."""
+    """``start`` with what it may name. Where arguments are ``free``, only those of tools that say so follow their schema."""
     lines = [
         f"start: {start}",
         f"call: {'' if format.bare else 'opener'} body",
@@ -62,7 +62,7 @@ def _grammar(start: str, tools: Sequence[Tool], format: Format, form: Grammar | 
         begin = format.begin.format(name=tool.function.name).removeprefix(format.opener)
         lines.append(_mark(f"begin_{place}", begin, form))
         lines.append(f"tool_{place}: begin_{place} @arguments_{place} {json.dumps(format.end)}")
-        schema = _arguments(tool, format, follow=not free or bool(tool.function.strict))
+        schema = _arguments(tool, format, follow=not free or tool.function.follows_schema)
         parts.append({"name": f"arguments_{place}", "json_schema": schema})
     return Grammar("llguidance", json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *parts]}))
 

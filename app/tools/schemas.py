@@ -32,6 +32,11 @@ class Function(StrictModel):
         return parameters
 
     @property
+    def follows_schema(self) -> bool:
+        """Whether arguments follow the schema even where the model may choose to call."""
+        return bool(self.strict)
+
+    @property
     def schema_of_arguments(self) -> dict[str, Any]:
         """The JSON schema of its arguments; without parameters only the empty object follows it."""
         if self.parameters is None:

@@ -235,15 +235,32 @@ async def test_the_choice_is_told_back(client: httpx.AsyncClient, choice: Any) -
     assert (document["tool_choice"], document["parallel_tool_calls"]) == (choice, False)
 
 
-async def test_forced_and_strict_calls_follow_a_grammar(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    await created(client, tools=[CLOCK])
-    await created(client, tools=[CLOCK], tool_choice="required")
-    await created(client, tools=[WEATHER, CLOCK])
-    free, forced, strict = (request.params.grammar for request in engine.requests)
+async def test_calls_follow_a_grammar_unless_their_tools_are_not_strict(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    loose = {**WEATHER, "strict": False}
+    for tools, choice in (
+        ([loose], "auto"),
+        ([loose], "required"),
+        ([WEATHER, CLOCK], "auto"),
+        ([{**WEATHER, "strict": None}], "auto"),
+        ([CLOCK], "auto"),
+        ([loose, CLOCK], "auto"),
+    ):
+        await created(client, tools=tools, tool_choice=choice)
+    free, forced, strict, null, left_out, both = (request.params.grammar for request in engine.requests)
     assert free is None
-    assert forced is not None and "clock" in forced.source
-    assert strict is not None and "get_weather" in strict.source
-    assert forced in engine.grammars and strict in engine.grammars
+    for grammar in (forced, strict, null, left_out, both):
+        assert grammar is not None and grammar in engine.grammars
+    schema = {"name": "arguments_0", "json_schema": SCHEMA}
+    assert all(schema in json.loads(grammar.source)["grammars"] for grammar in (forced, strict, null))
+    assert {"name": "arguments_0", "json_schema": {"type": "object"}} in json.loads(both.source)["grammars"]
+
+
+@pytest.mark.parametrize(("strict", "alone"), [(True, True), (None, False)])
+async def test_only_what_is_called_strict_has_its_schema_checked_to_the_letter(
+    client: httpx.AsyncClient, engine: FakeEngine, strict: bool | None, alone: bool
+) -> None:
+    await created(client, tools=[{**WEATHER, "strict": strict}])
+    assert ("json_schema" in {grammar.kind for grammar in engine.grammars}) is alone
 
 
 @pytest.mark.parametrize(
