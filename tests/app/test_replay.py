@@ -110,7 +110,7 @@ CASES = {
     ),
     "nothing": Case(CHAT, chat(), ([],), ("",)),
 }  # fmt: skip
-STEPS = range(1, 9)
+STEPS = (1, 2, 3, 5, 8)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -170,7 +170,10 @@ def _tokens_told(logprobs: dict[str, Any]) -> int:
 RESPONSES = {
     "text": ({}, MANY_BYTES),
     "log-probabilities": ({"include": ["message.output_text.logprobs"], "top_logprobs": 1}, MANY_BYTES),
-    "calls": ({"tools": [{"type": "function", **FUNCTION}]}, "One moment.\n" + called('{"city": "San José 🙂"}') + called("{}")),
+    "calls": (
+        {"tools": [{"type": "function", **FUNCTION, "strict": False}]},
+        "One moment.\n" + called('{"city": "San José 🙂"}') + called("{}"),
+    ),
 }
 
 

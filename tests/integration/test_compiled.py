@@ -60,10 +60,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        *(("graphs", "ablation"), ("graphs", "paired block and vocabulary")),
-        *(("operators", "entry and block"), ("operators", "paired block and vocabulary")),
-    ],
+    # What drafts a block from a vocabulary of its own is compiled by PyTorch beside operators too; the others are not.
+    params=[("graphs", "ablation"), ("operators", "entry and block"), ("operators", "paired block and vocabulary")],
     ids=" of ".join,
 )
 def engines(

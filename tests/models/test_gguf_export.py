@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 
 from app.cli import cli
 from models.errors import CheckpointError
-from models.gguf_export import export_gguf, llama3_divisors
+from models.gguf_export import ExportedGGUF, export_gguf, llama3_divisors
 from models.gguf_tokenizer import CONTROL, NORMAL, USER_DEFINED
 from models.loader import BUNDLED, read_tensors
 from models.rope import RopeConfig
@@ -25,6 +27,8 @@ from tests.models.test_llama_parity import LLAMA3
 from tests.speculative.conftest import N0
 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
+
+Bundled = Callable[[str], tuple[ExportedGGUF, Path]]
 
 
 def fields(path: Path) -> dict[str, Any]:
@@ -44,9 +48,21 @@ def with_config(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_sizes_and_tokenizer_of_the_bundled_target_are_told(tmp_path: Path) -> None:
-    done = export_gguf("bundled", tmp_path / "new" / "t.gguf")
-    found = fields(tmp_path / "new" / "t.gguf")
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Bundled:
+    """The bundled target as GGUF of a type, written once."""
+
+    @cache
+    def write(dtype: Any) -> tuple[ExportedGGUF, Path]:
+        path = tmp_path_factory.mktemp("gguf") / "new" / "t.gguf"
+        return export_gguf("bundled", path, dtype=dtype), path
+
+    return write
+
+
+def test_sizes_and_tokenizer_of_the_bundled_target_are_told(bundled: Bundled) -> None:
+    done, path = bundled("bfloat16")
+    found = fields(path)
     assert (done.architecture, done.pre_tokenizer, done.num_tensors) == ("llama", "dbrx", 2 + 12 * 9)
     expected = {
         "general.architecture": "llama",
@@ -74,9 +90,8 @@ def test_sizes_and_tokenizer_of_the_bundled_target_are_told(tmp_path: Path) -> N
     assert "llama.rope.scaling.type" not in found and "tokenizer.ggml.eot_token_id" not in found
 
 
-def test_tokens_types_and_merges_are_those_of_the_tokenizer(tmp_path: Path) -> None:
-    export_gguf("bundled", tmp_path / "t.gguf")
-    found = fields(tmp_path / "t.gguf")
+def test_tokens_types_and_merges_are_those_of_the_tokenizer(bundled: Bundled) -> None:
+    found = fields(bundled("bfloat16")[1])
     tokenizer = Tokenizer.from_file(str(BUNDLED["target"] / "tokenizer.json"))
     assert found["tokenizer.ggml.tokens"] == [tokenizer.id_to_token(number) for number in range(8192)]
     assert found["tokenizer.ggml.token_type"] == [CONTROL] * 3 + [USER_DEFINED] * 2 + [NORMAL] * 8187
@@ -85,9 +100,8 @@ def test_tokens_types_and_merges_are_those_of_the_tokenizer(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16")])
-def test_matrices_have_the_type_asked_for_and_vectors_float32(dtype: Any, kind: str, tmp_path: Path) -> None:
-    export_gguf("bundled", tmp_path / "t.gguf", dtype=dtype)
-    found, original = tensors(tmp_path / "t.gguf"), read_tensors(BUNDLED["target"])
+def test_matrices_have_the_type_asked_for_and_vectors_float32(dtype: str, kind: str, bundled: Bundled) -> None:
+    found, original = tensors(bundled(dtype)[1]), read_tensors(BUNDLED["target"])
     assert {tensor.tensor_type.name for name, tensor in found.items() if "norm" not in name} == {kind}
     assert {tensor.tensor_type.name for name, tensor in found.items() if "norm" in name} == {"F32"}
     values = torch.from_numpy(
@@ -100,10 +114,9 @@ def test_matrices_have_the_type_asked_for_and_vectors_float32(dtype: Any, kind: 
     assert "output.weight" not in found  # tied
 
 
-def test_queries_and_keys_of_llama_turn_in_neighbouring_pairs(tmp_path: Path) -> None:
+def test_queries_and_keys_of_llama_turn_in_neighbouring_pairs(bundled: Bundled) -> None:
     """Pair i of a head, rows i and i + d/2 of the checkpoint, are rows 2i and 2i + 1 of the file."""
-    export_gguf(str(BUNDLED["target"]), tmp_path / "t.gguf", dtype="float32")
-    found, original = tensors(tmp_path / "t.gguf"), read_tensors(BUNDLED["target"])
+    found, original = tensors(bundled("float32")[1]), read_tensors(BUNDLED["target"])
     for theirs, ours, heads in (("q_proj", "attn_q", 6), ("k_proj", "attn_k", 2)):
         before = original[f"model.layers.5.self_attn.{theirs}.weight"].float()
         after = torch.from_numpy(found[f"blk.5.{ours}.weight"].data.copy())

@@ -30,9 +30,9 @@ N0, N1 = FIXTURES / "llama-n0", FIXTURES / "llama-n1"
 
 DRAFT: dict[str, Any] = {
     "draft_policy": "fixed",
-    "draft_depth": 5,
-    "draft_breadth": 4,
-    "draft_nodes": 16,
+    "draft_depth": 3,
+    "draft_breadth": 3,
+    "draft_nodes": 8,
     "draft_min_reach": 0.0,
     "draft_lookup": 0,
 }

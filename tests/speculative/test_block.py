@@ -107,7 +107,7 @@ def test_a_saved_block_is_loaded_again(target: Llama, moa: MoA, tmp_path: Path) 
 
 def test_trees_are_no_deeper_than_the_block(make_engine: MakeEngine) -> None:
     with pytest.raises(EngineLoadError, match="trees of 8 levels: lower --draft-depth \\(9\\)"):
-        make_engine(drafter="block", draft_depth=9)
+        make_engine(drafter="block", draft_depth=9, draft_nodes=9)
 
 
 def test_blocks_do_not_borrow_layers(target: Llama) -> None:

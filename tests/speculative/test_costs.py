@@ -75,13 +75,13 @@ def test_measuring_leaves_no_trace(drafter: str, make_engine: MakeEngine) -> Non
     policy, own = engine.policy, engine.drafter
     measured = measure_costs(engine)
     assert sorted(measured.steps) == sorted(measured.drafts) == [1, 2, 3]
-    assert all(sorted(of_size) == [0, 1, 2, 4, 8, 16] for of_size in measured.steps.values())
+    assert all(sorted(of_size) == [0, 1, 2, 4, 8] for of_size in measured.steps.values())
     assert all(seconds > 0 for of_size in measured.steps.values() for seconds in of_size.values())
     # More nodes take no less time, whatever disturbed the machine meanwhile.
     assert all(list(of_size.values()) == sorted(of_size.values()) for of_size in measured.steps.values())
     assert (engine.policy, engine.drafter) == (policy, own)
     assert not engine.has_work and engine.clock.steps == 0 and len(engine.prefixes.index) == 0
-    asked = [request(str(number), (5, 9, 23, 41, 7, 9, 23), max_tokens=30, seed=number) for number in range(5)]
+    asked = [request(str(number), (5, 9, 23, 41, 7, 9, 23), max_tokens=15, seed=number) for number in range(5)]
     first, second = (run(each, asked) for each in (engine, untouched))
     tokens = [{name: [o.new_token_ids for o in outputs] for name, outputs in each.items()} for each in (first, second)]
     assert tokens[0] == tokens[1]

@@ -88,7 +88,7 @@ def beside(make_engine: MakeEngine, drafters: dict[str, Path], kind: str, bundle
         {"temperature": 1.0, "seed": 3},
         {"temperature": 0.8, "top_k": 9, "seed": 1},
     ]
-    run(engine, [request(str(i), prompt, max_tokens=9 + 4 * i, **sampling[i % 3]) for i, prompt in enumerate(PROMPTS)])
+    run(engine, [request(str(i), prompt, max_tokens=7 + 2 * i, **sampling[i % 3]) for i, prompt in enumerate(PROMPTS)])
     return both
 
 

@@ -90,7 +90,7 @@ def test_others_are_refused(text: str) -> None:
     ("folder", "drafter"), [*((N0, name) for name in ("none", *MOA_KINDS, "eagle3", "independent")), (N1, "moa")]
 )
 def test_an_engine_with_other_numbers_of_slots_and_kept_tokens_says_the_same(make_engine: MakeEngine, folder, drafter: str) -> None:
-    asked = [request(str(number), [*range(5, 30), number], max_tokens=30, temperature=0.8, seed=number) for number in range(5)]
+    asked = [request(str(number), [*range(5, 30), number], max_tokens=12, temperature=0.8, seed=number) for number in range(5)]
     whole, fitted = (make_engine(folder, drafter, prefix_cache_tokens=64) for _ in range(2))
     parts = whole.info.memory
     assert parts["kv_cache"] == pytest.approx(whole.cache.nbytes, rel=0.01)

@@ -313,10 +313,10 @@ SETTINGS = [
 
 
 ASKED = [
-    request(f"{number}", prompt, max_tokens=60, **params)
+    request(f"{number}", prompt, max_tokens=30, **params)
     for number, (prompt, params) in enumerate((prompt, params) for params in SETTINGS for prompt in PROMPTS)
 ]
-AGAIN = [request(f"again {number}", each.prompt_token_ids, max_tokens=40, temperature=0.0) for number, each in enumerate(ASKED[:4])]
+AGAIN = [request(f"again {number}", each.prompt_token_ids, max_tokens=20, temperature=0.0) for number, each in enumerate(ASKED[:4])]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from speculative.request import Request, SamplingParams
 from tests.speculative.conftest import N0, N1, MakeEngine, run, tokens
 
 PROMPTS = [[5, 9], list(range(100, 140))]
-SAMPLING = [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 50}]
+GREEDY, DRAWN = {"temperature": 0.0}, {"temperature": 0.9, "top_k": 50}
 
 
 def predicted(name: str, prompt: list[int], prediction: list[int], **params: object) -> Request:
@@ -34,9 +34,20 @@ def wrong_here_and_there(answer: list[int]) -> dict[str, list[int]]:
     }
 
 
-@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
-@pytest.mark.parametrize(("folder", "drafter"), [(N0, "moa"), (N0, "ngram"), (N0, "entry and block"), (N0, "eagle3"), (N1, "moa")])
-def test_a_prediction_changes_nothing_but_speed(make_engine: MakeEngine, folder, drafter: str, sampling: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("folder", "drafter", "sampling", "slots"),
+    [
+        (N0, "moa", GREEDY, 20),
+        (N0, "moa", DRAWN, 2),
+        (N0, "ngram", DRAWN, 20),
+        (N0, "entry and block", GREEDY, 7),
+        (N0, "eagle3", DRAWN, 7),
+        (N1, "moa", GREEDY, 7),
+    ],
+)
+def test_a_prediction_changes_nothing_but_speed(
+    make_engine: MakeEngine, folder, drafter: str, sampling: dict[str, object], slots: int
+) -> None:
     plain = make_engine(folder, "none", max_num_seqs=1)
     answers = {n: tokens(run(plain, [predicted(str(n), prompt, [], **sampling)]))[str(n)] for n, prompt in enumerate(PROMPTS)}
     requests, expected = [], {}
@@ -48,7 +59,6 @@ def test_a_prediction_changes_nothing_but_speed(make_engine: MakeEngine, folder,
         requests.append(predicted(f"{n} none", prompt, [], **sampling))
         requests.append(predicted(f"{n} plain", prompt, answers[n], speculative=False, **sampling))
         expected |= {f"{n} none": answers[n], f"{n} plain": answers[n]}
-    slots = 1 if (folder, drafter) == (N0, "moa") else 5
     outputs = run(make_engine(folder, drafter, max_num_seqs=slots, prefill_chunk=9), requests)
     assert tokens(outputs) == expected
     for n in range(len(PROMPTS)):

@@ -18,7 +18,7 @@ from speculative.request import Request, RequestStats
 from tests.speculative.conftest import DRAFTERS, N0, N1, MakeEngine, request, run, tokens
 
 SYSTEM = list(range(3, 60))
-PAIRS = [(N0, name) for name in ("none", *DRAFTERS)] + [(N1, "moa")]
+SAMPLING = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.95}]
 
 
 def turns(engine: Engine, **params: object) -> tuple[list[list[int]], list[RequestStats]]:
@@ -38,8 +38,10 @@ def blocks(count: int) -> int:
     return count // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-@pytest.mark.parametrize(("folder", "drafter"), PAIRS)
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.95}])
+@pytest.mark.parametrize(
+    ("folder", "drafter", "sampling"),
+    [(N0, name, SAMPLING[n % 2]) for n, name in enumerate(("none", *DRAFTERS))] + [(N1, "moa", each) for each in SAMPLING],
+)
 def test_later_turns_are_the_same_and_begin_where_the_last_one_ended(make_engine: MakeEngine, folder, drafter, sampling) -> None:
     cold, plain_stats = turns(make_engine(folder, drafter, prefix_cache_tokens=0, prefill_chunk=20), **sampling)
     warm, stats = turns(make_engine(folder, drafter, prefix_cache_tokens=128, prefill_chunk=20), **sampling)

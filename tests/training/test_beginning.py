@@ -27,11 +27,11 @@ def test_operators_are_for_attention_in_bfloat16_and_for_writing_answers(
 ):
     loaded: list[Path] = []
     built = tmp_path / "runner.so"
-    built.touch()
     monkeypatch.setattr(beginning, "has_tiles", lambda: tiles)
     monkeypatch.setattr(beginning, "has_operators", lambda: operators)
     monkeypatch.setattr(beginning, "unsupported", lambda _: None)
     monkeypatch.setattr(beginning, "runner_path", lambda _: built)
+    monkeypatch.setattr(beginning, "intact", lambda _: True)
     monkeypatch.setattr(beginning, "load_runner", loaded.append)
     values: dict[str, object] = {"target": "t", "data": "d", "out": tmp_path, "max_steps": 1, "compile": True, **settings}
     config = TrainConfig(**values)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ from tests.speculative.conftest import N0
 
 pytestmark = pytest.mark.integration
 
-FAULTS = 200
+FAULTS = 100
 FEWER = 40
 """With the bundled pair, whose drafts come true: trees in flight are followed, which a tiny drafter's hardly ever are."""
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3}

@@ -118,6 +118,7 @@ async def test_garbage_is_not_looked_for_in_what_an_ingress_has_loaded(make_spel
     await engine.stop()
 
 
+@pytest.mark.integration
 async def test_every_text_is_as_if_nobody_had_died(
     make_speller: MakeSpeller, spelling: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
