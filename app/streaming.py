@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import to_api_error
 from app.generation import finish_reason
-from app.responses import ChatCompletionChunk, Completion, FinishReason
+from app.responses import ChatCompletionChunk, Completion, EdgeNote, FinishReason
 from app.responses_api.events import Event
 from app.revising import Outputs
 from app.schemas import ChoicesRequest
@@ -207,7 +207,10 @@ async def _events(
                 if output.finish_reason is not None:
                     unfinished -= 1
                     metrics = None if unfinished else totals.metrics()
-                    yield event(writer.finish(index, finish_reason(output), metrics))
+                    finish = writer.finish(index, finish_reason(output), metrics)
+                    if output.written is not None and output.written.offline:  # that it ends here is the drafter's word too
+                        finish.edge = EdgeNote(offline=True)
+                    yield event(finish)
         if body.include_usage:
             yield event(writer.summary(totals.metrics()), last=True)
     except Exception as error:  # the status line is long gone: the error is an event, and clients raise it

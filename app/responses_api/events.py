@@ -11,11 +11,12 @@ from app.responses_api.bodies import OutputItem, OutputText, ReasoningText, Resp
 
 
 class ResponseEvent(BaseModel):
-    """The response as a whole: it begins, or has ended in one of three ways."""
+    """The response as a whole: it begins, or has ended in one of three ways; ``edge`` as in TextDelta, of its end."""
 
     type: Literal["response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"]
     sequence_number: int
     response: ResponseBody
+    edge: EdgeNote | None = None
 
 
 class ItemEvent(BaseModel):

@@ -180,7 +180,10 @@ class ResponseWriter:
             usage=ResponseUsage.of(output.stats),
             metrics=ResponseMetrics.of([output.stats]),
         )
-        return [*events, self._end("response.completed" if complete else "response.incomplete")]
+        end = self._end("response.completed" if complete else "response.incomplete")
+        if output.written is not None and output.written.offline:
+            end.edge = EdgeNote(offline=True)
+        return [*events, end]
 
     def _unfinished(self) -> list[OutputItem]:
         return [*self._done, self._open.item("incomplete")] if self._open else list(self._done)

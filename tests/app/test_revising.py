@@ -234,6 +234,20 @@ async def test_responses_are_put_right(client: httpx.AsyncClient, engine: CutOff
         assert said((await created(client, **extra))["output"]) == right
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT, URL])
+@pytest.mark.parametrize("ends_alone", [True, False])
+async def test_the_end_says_whose_it_is(client: httpx.AsyncClient, engine: CutOff, path: str, ends_alone: bool) -> None:
+    engine.truth, engine.at, engine.alone, engine.ends_alone = PROSE, 5, PROSE[5:9], ends_alone
+    last: Any
+    if path == URL:
+        last = events_of(await client.post(URL, json=body_of(stream=True)))[-1]
+        assert last["type"] == "response.completed"
+    else:
+        last = (await asked(client, path, chat_body() if path == CHAT else {"prompt": "a"}))[-1]
+        assert last["choices"][0]["finish_reason"] == "stop"
+    assert last.get("edge") == ({"offline": True} if ends_alone else None)
+
+
 async def test_a_structured_response_is_never_taken_back(client: httpx.AsyncClient, engine: CutOff) -> None:
     engine.truth = truth = json.dumps({"city": "Rome"})
     form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}
