@@ -92,7 +92,7 @@ class _Engine:
     info = ModelInfo("model", 1, 1, "float32", "cpu", "none", {}, 0)
 
     def status(self) -> EngineStatus:
-        return EngineStatus(0, 0, 0.0, edge=EdgeStatus(True, 0.0, 0, 0, 0, 0, 0))
+        return EngineStatus(0, 0, 0.0, edge=EdgeStatus(True, False, 0.0, 0, 0, 0, 0, 0))
 
 
 if __name__ == "__main__":

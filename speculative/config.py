@@ -125,9 +125,13 @@ class RemoteInfo:
 
 @dataclass(frozen=True, slots=True)
 class EdgeStatus:
-    """How an edge's link to its server is, and what it has carried; ``round_trip`` is in seconds, None where nothing is known."""
+    """How an edge's link to its server is, and what it has carried; ``round_trip`` is in seconds, None where nothing is known.
+
+    ``refuses``: a new text would end at once, as the server is away and nothing is to be written without it.
+    """
 
     server_up: bool
+    refuses: bool
     round_trip: float | None
     num_reconnects: int
     bytes_sent: int

@@ -71,11 +71,14 @@ class EngineNotReadyError(EngineError):
 
 
 class ServerUnreachableError(EngineNotReadyError):
-    """An edge's server cannot be reached, or does not take this edge; ``permanent`` where trying again will not help."""
+    """An edge's server cannot be reached, or does not take this edge.
 
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
+    ``permanent`` where trying again will not help; ``starting`` where it is there and says that it takes edges later.
+    """
+
+    def __init__(self, message: str, *, permanent: bool = False, starting: bool = False) -> None:
         super().__init__(message)
-        self.permanent = permanent
+        self.permanent, self.starting = permanent, starting
 
 
 class ServerTimeoutError(EngineError):

@@ -27,6 +27,10 @@ async def health(serving: ServingDep) -> Probe:
 
 @router.get("/ready")
 async def ready(serving: ServingDep) -> Probe:
-    """200 once the model is loaded; send no requests otherwise."""
+    """200 once the model is loaded; send no requests otherwise. On an edge 503 too while it answers nothing without its server."""
     serving.model_info()
+    edge = serving.engine.status().edge
+    if edge is not None and edge.refuses:
+        # Where that server is, and what is wrong, are told to those who have a key.
+        raise UnavailableError("The server that verifies for this edge is out of reach.")
     return Probe(status="ok")

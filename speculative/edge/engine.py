@@ -147,6 +147,7 @@ class EdgeEngine:
             phase_seconds={"draft": tally.draft_seconds, "verify": tally.verify_seconds},
             edge=EdgeStatus(
                 server_up=link.up,
+                refuses=self._refuses(link),
                 round_trip=link.connection.round_trip.smoothed if link.connection is not None else None,
                 num_reconnects=max(0, link.num_connections - 1),
                 bytes_sent=link.bytes_sent,
@@ -155,6 +156,10 @@ class EdgeEngine:
                 corrected_tokens=tally.corrected_tokens,
             ),
         )
+
+    def _refuses(self, link: Link) -> bool:
+        permanent = link.problem is not None and link.problem.permanent
+        return not link.up and (permanent or (self._config.offline == "stop" and link.is_away(self._config.reconnect_timeout)))
 
     def validate(self, request: Request) -> None:
         """Raise what ``generate`` would, before anything is started."""
@@ -233,6 +238,9 @@ class EdgeEngine:
             link.start()
             try:
                 await link.tried()
+                if config.offline == "stop" and link.problem is not None and link.problem.starting:
+                    logger.info("waiting for it: with --offline stop nothing is answered without a server")
+                    await link.known()
             except asyncio.CancelledError:  # it was told to stop
                 await link.close()
                 raise

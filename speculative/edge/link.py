@@ -21,6 +21,9 @@ STABLE_S = 2.0
 """A connection that has held so long was a good one: it is made anew at once, and the next attempts begin at FIRST_S again. On a
 network that drops it every few seconds longer pauses would leave texts to the drafter while the server is there."""
 
+MOST_CAUSES = 10
+"""Causes of failure that are logged between two connections; some have an address in them that is another each time."""
+
 
 class Link:
     """Keeps a connection to a server, and makes a new one where it is lost.
@@ -35,8 +38,10 @@ class Link:
         self.num_connections = 0
         self.lost_at = 0.0
         self._bytes_before = (0, 0)
+        self._told: set[str] = set()
         self._changed = asyncio.Event()
         self._tried = asyncio.Event()
+        self._known = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -63,6 +68,10 @@ class Link:
         """Return once it is connected for the first time, or the first attempt has failed."""
         await self._tried.wait()
 
+    async def known(self) -> None:
+        """As ``tried``, but go on waiting while the server says that it starts."""
+        await self._known.wait()
+
     async def connected(self, patience: float) -> Connection | None:
         """The connection; None if it has not been there for ``patience`` seconds, now or when these are over."""
         loop = asyncio.get_running_loop()
@@ -75,6 +84,10 @@ class Link:
             self._changed.clear()
             await set_within(self._changed, left)
         return self.connection
+
+    def is_away(self, patience: float) -> bool:
+        """Whether there has been no connection for ``patience`` seconds."""
+        return self.connection is None and asyncio.get_running_loop().time() >= self.lost_at + patience
 
     async def close(self) -> None:
         """Hang up for good."""
@@ -105,11 +118,13 @@ class Link:
 
     def _connected(self, connection: Connection) -> None:
         self.connection, self.problem = connection, None
+        self._told.clear()
         self.num_connections += 1
         model = connection.welcome.model
         logger.info("connected to %s: %s, memory as %s", self.server, model.name, connection.welcome.format)
         self._changed.set()
         self._tried.set()
+        self._known.set()
 
     def _lost(self, connection: Connection, reason: str) -> None:
         self._forget(connection)
@@ -121,7 +136,11 @@ class Link:
         self._bytes_before = (self._bytes_before[0] + connection.bytes_sent, self._bytes_before[1] + connection.bytes_received)
 
     def _failed(self, problem: ServerUnreachableError) -> None:
-        if self.problem is None or str(problem) != str(self.problem):  # once, however often it is tried
+        # Each once until it is connected again, however often it is tried and whichever come in turns.
+        if str(problem) not in self._told and len(self._told) < MOST_CAUSES:
+            self._told.add(str(problem))
             logger.warning("%s", problem)
         self.problem = problem
         self._tried.set()
+        if not problem.starting:
+            self._known.set()

@@ -115,7 +115,8 @@ async def _open(server: Server, hello: Hello, known: bool) -> Connection:
         limits = Limits(frame_bytes=hello.frame_bytes)
         frame = decode_server(_binary(await socket.recv()), limits)
         if isinstance(frame, Error):
-            raise ServerUnreachableError(f"{server}: {frame.message}", permanent=frame.code in PERMANENT)
+            message, permanent = f"{server}: {frame.message}", frame.code in PERMANENT
+            raise ServerUnreachableError(message, permanent=permanent, starting=frame.code == "not_ready")
         if not isinstance(frame, Welcome) or frame.version != VERSION or frame.format not in hello.formats:
             raise ServerUnreachableError(f"{server} does not greet as MoA Serve does: is it another kind of server?")
     except (ConnectionClosed, ProtocolError) as error:
@@ -162,4 +163,5 @@ def _refused(server: Server, status: int, known: bool) -> ServerUnreachableError
             "(docs/self-hosting.md)?"
         )
         return ServerUnreachableError(message, permanent=not known)
-    return ServerUnreachableError(f"{server} does not take connections now (HTTP {status})")
+    # 502 to 504 are a proxy's, whose server starts.
+    return ServerUnreachableError(f"{server} does not take connections now (HTTP {status})", starting=status in (502, 503, 504))

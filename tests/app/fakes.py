@@ -10,7 +10,7 @@ import httpx
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 
-from speculative.config import EngineStatus, ModelInfo
+from speculative.config import EdgeStatus, EngineStatus, ModelInfo
 from speculative.errors import ContextLengthError, EngineNotReadyError, InvalidBlockError, InvalidRequestError
 from speculative.request import Grammar, Request, RequestOutput, RequestStats, TokenLogprob
 
@@ -112,6 +112,7 @@ class FakeEngine:
     ready: bool = True
     alive: bool = True
     busy_seconds: float = 0.0
+    edge: EdgeStatus | None = None
     requests: list[Request] = field(default_factory=list)
     grammars: list[Grammar] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -133,7 +134,7 @@ class FakeEngine:
         self.calls.append("stop")
 
     def status(self) -> EngineStatus:
-        return EngineStatus(2, 3, 0.25, 8, 9, 7, {"draft": 1.5, "verify": 2.5})
+        return EngineStatus(2, 3, 0.25, 8, 9, 7, {"draft": 1.5, "verify": 2.5}, self.edge)
 
     def validate(self, request: Request) -> None:
         if len(request.prompt_token_ids) + (request.params.max_tokens or 1) > CONTEXT:

@@ -5,6 +5,7 @@ import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from app.metric_names import ERROR_CODES
 from app.metrics import Metrics
 from app.recording import FLUSH_S, POSITIONS
 from app.settings import Settings
+from speculative.config import EdgeStatus
 from speculative.errors import EngineNotReadyError, EngineStepError
 from speculative.request import RequestOutput, RequestStats
 from tests.app.fakes import CONTEXT, FakeEngine, chat_body
@@ -346,6 +348,13 @@ async def test_probes_follow_the_engine(client: httpx.AsyncClient, engine: FakeE
     engine.busy_seconds = 121
     assert await probe() == [503, 200, 200]
     engine.busy_seconds = 0
+    engine.edge = EdgeStatus(False, False, None, 0, 0, 0, 0, 0)  # its drafter writes alone
+    assert await probe() == [200, 200, 200]
+    engine.edge = replace(engine.edge, refuses=True)
+    assert await probe() == [200, 503, 200]
+    assert (await client.get("/ready")).json()["error"]["code"] == "service_unavailable"
+    assert (await client.get("/v1/models")).status_code == 200
+    engine.edge = None
     engine.ready = engine.alive = False
     assert await probe() == [503, 503, 200]
     assert (await client.get("/health")).json()["error"]["code"] == "service_unavailable"

@@ -463,7 +463,7 @@ async def test_garbage_is_not_looked_for_in_what_an_edge_has_loaded(export: Call
 
 
 @asynccontextmanager
-async def edge_of(bundle: Path, play: Play) -> AsyncIterator[EdgeEngine]:
+async def edge_of(bundle: Path, play: Play, **settings: Any) -> AsyncIterator[EdgeEngine]:
     """An edge whose server is played, for each connection anew, by who is told what the greeting is to be."""
     read = read_bundle(bundle, dtype=torch.float32)
     codec = MemoryCodec.of(read.drafter.config, "int8")
@@ -476,15 +476,16 @@ async def edge_of(bundle: Path, play: Play) -> AsyncIterator[EdgeEngine]:
 
     async with serve(run, "127.0.0.1", 0, compression=None, close_timeout=0.1) as server:
         address = Address(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        engine = EdgeEngine(EdgeConfig(address, bundle, compile="off", num_threads=1))
+        engine = EdgeEngine(EdgeConfig(address, bundle, compile="off", num_threads=1, **settings))
         await engine.start()
-        await engine.wait_ready()
         try:
+            await engine.wait_ready()
             yield engine
         finally:
             await engine.stop()
 
 
+STARTING = f.Error("not_ready", "the model is loading", retryable=True)
 ASKED = request("a", [5, 6, 7], max_tokens=1, seed=1, prompt_logprobs=0)
 
 
@@ -522,6 +523,48 @@ async def test_an_edge_whose_server_has_another_pair_by_now_says_so(export: Call
             await asyncio.sleep(0.01)
         with pytest.raises(ServerUnreachableError, match="export the bundle anew"):
             engine.validate(ASKED)
+        edge = engine.status().edge
+        assert edge is not None and edge.refuses, "whatever becomes of other texts"
+
+
+async def test_an_edge_that_answers_nothing_alone_waits_for_a_server_that_starts(
+    export: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    greetings = iter([STARTING, STARTING])
+
+    async def play(socket: ServerConnection, welcome: f.Welcome) -> None:
+        await tell(socket, next(greetings, welcome))
+        await socket.wait_closed()
+
+    with caplog.at_level("INFO", "moaserve.edge"):
+        async with edge_of(export(), play, offline="stop") as engine:
+            assert engine.ready and next(greetings, None) is None
+    assert ["waiting for it" in line for line in caplog.messages].count(True) == 1
+
+
+@pytest.mark.parametrize(("offline", "refuses"), [("stop", True), ("keep", False)])
+async def test_a_server_that_is_away_is_no_use_where_nothing_is_written_alone(
+    export: Callable[..., Path], offline: str, refuses: bool
+) -> None:
+    leaving, connections = asyncio.Event(), 0
+
+    async def play(socket: ServerConnection, welcome: f.Welcome) -> None:
+        nonlocal connections
+        connections += 1
+        if connections > 1:
+            return await tell(socket, STARTING)
+        await tell(socket, welcome)
+        await leaving.wait()
+
+    async with edge_of(export(), play, offline=offline, reconnect_timeout=0.0) as engine:
+        edge = engine.status().edge
+        assert edge is not None and edge.server_up and not edge.refuses
+        leaving.set()
+        while connections < 2:
+            await asyncio.sleep(0.01)
+        edge = engine.status().edge
+        assert edge is not None and not edge.server_up and edge.refuses is refuses
+        assert engine.ready, "the bundle is there"
 
 
 @pytest.mark.parametrize(("code", "raised"), [("limit_exceeded", ServerTimeoutError), ("invalid_field", EngineStepError)])

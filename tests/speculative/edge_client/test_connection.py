@@ -250,6 +250,32 @@ async def test_a_link_connects_again_and_counts_it() -> None:
         assert not link.up
 
 
+@pytest.mark.parametrize("statuses", [[502, 503], list(range(405, 418))])
+async def test_causes_that_come_in_turns_are_logged_once_until_there_is_a_connection(
+    statuses: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("speculative.edge.link.MOST_S", 0.001)
+    answers, over = iter([*statuses * 5, None, *statuses * 5]), asyncio.Event()
+
+    def answer(connection: ServerConnection, _: object) -> Response | None:
+        status = next(answers, 0)
+        if status == 0:
+            over.set()
+        return None if status is None else connection.respond(status or statuses[0], "")
+
+    async def play(socket: ServerConnection) -> None:
+        await hear(socket)
+        await tell(socket, WELCOME)
+
+    async with serve(play, "127.0.0.1", 0, compression=None, close_timeout=0.1, process_request=answer) as server:
+        link = Link(Server(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"), HELLO)
+        link.start()
+        await asyncio.wait_for(over.wait(), 60)
+        await link.close()
+    causes = [line for line in caplog.messages if "does not take connections now" in line]
+    assert len(causes) == 2 * min(len(statuses), 10)
+
+
 @pytest.mark.parametrize(("held", "longest"), [(0.0, MOST_S), (3.0, 0.0)])
 async def test_a_connection_that_has_held_for_seconds_is_made_anew_at_once(
     monkeypatch: pytest.MonkeyPatch, held: float, longest: float
