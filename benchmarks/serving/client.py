@@ -97,8 +97,12 @@ class Outcome:
 
     @property
     def per_token(self) -> float | None:
-        """Seconds for each token after the first, however many came at a time; None of a single token."""
-        return (self.end - self.first) / (self.tokens - 1) if self.tokens > 1 else None
+        """Seconds for each token after the first, however many came at a time.
+
+        None of a single token, and where only the end was seen, as of an answer without text.
+        """
+        seen = bool(self.gaps) or self.end > self.first
+        return (self.end - self.first) / (self.tokens - 1) if self.tokens > 1 and seen else None
 
 
 class _Exchange(asyncio.Protocol):

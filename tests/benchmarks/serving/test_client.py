@@ -47,6 +47,15 @@ async def test_times_count_from_when_a_request_was_due_however_late_it_is_sent()
     assert outcome.per_token is not None and outcome.per_token < 50
 
 
+async def test_an_answer_without_text_says_nothing_of_the_time_a_token_takes() -> None:
+    async def silent(_: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(OK + said("", "length") + told(5))
+
+    outcome = await asked(silent)
+    assert outcome.error is None and outcome.tokens == 5 and outcome.per_token is None
+    assert Outcome(0.0, first=2.0, end=4.0, tokens=5).per_token == 0.5
+
+
 async def test_chunked_bodies_are_put_together() -> None:
     async def chunked(_: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
