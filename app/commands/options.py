@@ -248,7 +248,10 @@ def _explain(problem: ErrorDetails, given: dict[str, Any]) -> str:
 
 
 def named(drafters: list[str]) -> dict[str, str]:
-    """NAME=FOLDER, or folders alone, as folders by name; ends the program where two have the same name."""
+    """NAME=FOLDER, or folders alone, as folders by name; ends the program where a part is missing or two have the same name."""
+    for each in drafters:
+        if not all(each.partition("=")[::2] if "=" in each else [each]):
+            fail(f"--drafter {each}: write NAME=FOLDER, or a folder alone", code=2)
     pairs = [
         (name, value) if separator else (Path(name).name or name, name)
         for name, separator, value in (each.partition("=") for each in drafters)
