@@ -75,12 +75,11 @@ def measure(
     cuts: Sequence[float],
     max_tokens: int,
     progress: Callable[[], None] = lambda: None,
-) -> dict[str, list[Continuation]]:
-    """For each drafter of ``configs`` its continuations of the target's greedy answers, at each of ``cuts`` (shares of them).
+) -> Iterator[tuple[str, list[Continuation]]]:
+    """Each drafter of ``configs`` as it is done: its continuations of the target's greedy answers, at each of ``cuts`` (shares).
 
     Answers of fewer than 8 tokens are left out. Drafters write greedily until an end token, or half as much again as the target.
     """
-    results: dict[str, list[Continuation]] = {}
     for name, config in configs.items():
         engine = load(replace(config, draft_depth=1, draft_breadth=1, draft_nodes=1))
         write: Callable[[RunningSequence, list[Memory], int], list[int]]
@@ -90,8 +89,7 @@ def measure(
             longest = _allowed(max_tokens)
             engine = load(replace(config, draft_depth=longest, draft_breadth=1, draft_nodes=longest, draft_min_reach=0.0))
             write = _AsOneDraft(engine)
-        results[name] = list(_continuations(engine, write, prompts, cuts, max_tokens, progress))
-    return results
+        yield name, list(_continuations(engine, write, prompts, cuts, max_tokens, progress))
 
 
 def _allowed(rest: int) -> int:

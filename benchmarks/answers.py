@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,18 +112,25 @@ def is_right(question: Question, text: str) -> bool:
     return text.strip() == reply.strip()
 
 
-def answer(engine: Engine, questions: Sequence[Question], max_tokens: int, progress: Callable[[], None]) -> list[str]:
-    """Greedy answers without their end tokens, as many at a time as the engine has slots."""
+def answer(engine: Engine, questions: Sequence[Question], max_tokens: int, progress: Callable[[], None]) -> Iterator[str]:
+    """Greedy answers without their end tokens, as many at a time as the engine has slots; in the questions' order.
+
+    That order is kept while they come, too: those that have ended first are the short ones, whatever else they are.
+    """
+    assert engine.tokenizer is not None
     params = SamplingParams(max_tokens, temperature=0.0)
     for number, question in enumerate(questions):
         engine.add(Request(str(number), question.token_ids, replace(params, grammar=question.grammar)))
     written: list[list[int]] = [[] for _ in questions]
+    ended, told = set[int](), 0
     while engine.has_work:
         for output in engine.step():
             answered = [token for token in output.new_token_ids if token not in engine.eos_token_ids]
             written[int(output.request_id)].extend(answered)
             if output.finish_reason is not None:
+                ended.add(int(output.request_id))
                 progress()
-    assert engine.tokenizer is not None
-    # Tool calls may begin and end with special tokens.
-    return [str(engine.tokenizer.decode(token_ids, skip_special_tokens=False)) for token_ids in written]
+        while told in ended:
+            # Tool calls may begin and end with special tokens.
+            yield str(engine.tokenizer.decode(written[told], skip_special_tokens=False))
+            told += 1

@@ -115,47 +115,47 @@ def measure(
     engine: AsyncEngine,
     config: EngineConfig,
     asked: Sequence[str],
+    result: GatewayResult,
     *,
     concurrencies: Sequence[int],
     rounds: int,
     max_tokens: int,
     progress: Callable[[], None] = lambda: None,
-) -> GatewayResult:
+) -> None:
     """Answer all questions over HTTP and by the engine alone, in turn; then post what is large amid streams.
 
-    The server is uvicorn as `moaserve serve` runs it, its client another process. Raises EngineLoadError and GatewayError.
+    The server is uvicorn as `moaserve serve` runs it, its client another process. Raises EngineLoadError and GatewayError. Whole
+    rounds stand in ``result`` whatever happens.
     """
     settings = Settings(max_num_seqs=config.max_num_seqs, max_queue_requests=None)
     listener = socket.create_server(("127.0.0.1", 0))
     port: int = listener.getsockname()[1]
 
-    async def work() -> GatewayResult:
+    async def work() -> None:
         await engine.wait_ready()
         async with _client() as ask, _client() as disturb:
-            bench = _Bench(engine, port, [_body(text, max_tokens) for text in asked], ask, disturb)
+            bench = _Bench(engine, port, [_body(text, max_tokens) for text in asked], ask, disturb, result)
             for concurrency in concurrencies:
                 await bench.rounds(concurrency, rounds, progress)
             for name, disturbance in disturbances(engine, asked, max_tokens).items():
                 await bench.disturbed(name, disturbance, max(concurrencies))
-            return bench.result
 
     server = _Measured(uvicorn.Config(create_app(settings, engine), **uvicorn_options(settings)), work)
     with listener:
         server.run(sockets=[listener])
     if server.failure is not None:
         raise server.failure
-    if server.result is None:
+    if not server.done:
         raise GatewayError("the measurement was interrupted")
-    return server.result
 
 
 class _Measured(uvicorn.Server):
     """Does its work beside what it serves, on the same loop, and ends."""
 
-    def __init__(self, config: uvicorn.Config, work: Callable[[], Awaitable[GatewayResult]]) -> None:
+    def __init__(self, config: uvicorn.Config, work: Callable[[], Awaitable[None]]) -> None:
         super().__init__(config)
         self._work = work
-        self.result: GatewayResult | None = None
+        self.done = False
         self.failure: Exception | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -164,7 +164,8 @@ class _Measured(uvicorn.Server):
 
     async def _measure(self) -> None:
         try:
-            self.result = await self._work()
+            await self._work()
+            self.done = True
         except Exception as error:
             self.failure = error
         self.should_exit = True
@@ -196,19 +197,22 @@ async def _client() -> AsyncIterator[Ask]:
 
 
 class _Bench:
-    def __init__(self, engine: AsyncEngine, port: int, bodies: list[dict[str, Any]], ask: Ask, disturb: Ask) -> None:
+    def __init__(
+        self, engine: AsyncEngine, port: int, bodies: list[dict[str, Any]], ask: Ask, disturb: Ask, result: GatewayResult
+    ) -> None:
         self._engine, self._port, self._bodies, self._ask, self._disturb = engine, port, bodies, ask, disturb
         self._numbers = count()
-        self.result = GatewayResult()
+        self.result = result
 
     async def rounds(self, concurrency: int, rounds: int, progress: Callable[[], None]) -> None:
         arms = {DIRECT: self._direct, HTTP: self._http}
         for arm in arms.values():
             await arm(concurrency)  # the first run of anything pays for what is set up
-        figures = self.result.rounds[concurrency] = {name: [] for name in arms}
         for number in range(rounds):
-            for name in list(arms)[:: 1 if number % 2 else -1]:
-                figures[name].append(await _round(arms[name], concurrency))
+            round_ = {name: await _round(arms[name], concurrency) for name in list(arms)[:: 1 if number % 2 else -1]}
+            figures = self.result.rounds.setdefault(concurrency, {name: [] for name in arms})
+            for name, each in round_.items():
+                figures[name].append(each)
             progress()
 
     async def disturbed(self, name: str, disturbance: Disturbance, concurrency: int) -> None:

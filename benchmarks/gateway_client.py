@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from typing import Any, Final
@@ -73,7 +74,8 @@ async def _posts(port: int, path: str, posts: list[dict[str, Any]]) -> dict[str,
 
 
 def main() -> None:
-    """Take jobs until there are no more."""
+    """Take jobs until there are no more. Ctrl-C is for whoever gives them, and ends this by the end of its input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         try:
             job = json.loads(line)

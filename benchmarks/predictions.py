@@ -19,6 +19,7 @@ class PredictionFigures:
     """Answers predicted but for ``edits`` places: decoding passes with and without, and how much faster each was."""
 
     edits: int
+    prompts: int
     passes: int
     passes_without: int
     tokens: int
@@ -39,17 +40,26 @@ class PredictionFigures:
 def measure(
     engine: Engine, prompts: Sequence[Prompt], edits: Sequence[int], *, max_tokens: int, seed: int, progress: Callable[[], None]
 ) -> list[PredictionFigures]:
-    """Each prompt is answered greedily to ``max_tokens``, without a prediction and with its answer edited as often as told."""
+    """Each prompt is answered greedily to ``max_tokens``, without a prediction and with its answer edited as often as told.
+
+    An interrupt ends it with the prompts that were done, where there are any.
+    """
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     pairs: dict[int, list[tuple[Decoded, Decoded]]] = {count: [] for count in edits}
-    for number, prompt in enumerate(prompts):
-        without = decode(engine, prompt, params)
-        for count in edits:
-            draw = random.Random(f"{seed} {number} {count}")
-            prediction = edited(without.token_ids, count, draw, engine.info.vocab_size)
-            pairs[count].append((decode(engine, prompt, params, prediction=prediction), without))
-        progress()
-    return [_figures(count, pairs[count]) for count in edits]
+    whole = 0
+    try:
+        for number, prompt in enumerate(prompts):
+            without = decode(engine, prompt, params)
+            for count in edits:
+                draw = random.Random(f"{seed} {number} {count}")
+                prediction = edited(without.token_ids, count, draw, engine.info.vocab_size)
+                pairs[count].append((decode(engine, prompt, params, prediction=prediction), without))
+            whole += 1
+            progress()
+    except KeyboardInterrupt:
+        if not whole:
+            raise
+    return [_figures(count, pairs[count][:whole]) for count in edits]
 
 
 def edited(answer: Sequence[int], edits: int, draw: random.Random, vocabulary: int) -> list[int]:
@@ -72,6 +82,7 @@ def _figures(edits: int, pairs: list[tuple[Decoded, Decoded]]) -> PredictionFigu
     with_it, without = ([pair[side] for pair in pairs] for side in (0, 1))
     return PredictionFigures(
         edits,
+        prompts=len(pairs),
         passes=sum(map(_passes, with_it)),
         passes_without=sum(map(_passes, without)),
         tokens=sum(len(one.token_ids) for one in with_it),

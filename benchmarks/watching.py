@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ SETTLING_S: Final = 0.05
 REPLAYS: Final = 50
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WatchingResult:
     """Tokens per second and processor seconds per token of each round, by arm; processor seconds of recording and of a scrape.
 
@@ -40,11 +40,16 @@ class WatchingResult:
     """
 
     concurrency: int
-    tokens_per_second: dict[str, list[float]]
-    cpu_seconds_per_token: dict[str, list[float]]
-    recorder_seconds: float
-    tokens_per_request: float
-    scrape_seconds: float
+    tokens_per_second: dict[str, list[float]] = field(default_factory=dict)
+    cpu_seconds_per_token: dict[str, list[float]] = field(default_factory=dict)
+    recorder_seconds: float = 0.0
+    tokens_per_request: float = 0.0
+    scrape_seconds: float = 0.0
+
+    @property
+    def num_rounds(self) -> int:
+        """How many are whole."""
+        return len(self.tokens_per_second.get(WITHOUT, ()))
 
     @property
     def recorder_share(self) -> float:
@@ -96,17 +101,18 @@ def _question(row: dict[str, Any]) -> str | None:
 async def measure(
     config: EngineConfig,
     asked: Sequence[str],
+    result: WatchingResult,
     *,
     rounds: int,
     max_tokens: int,
     extra: dict[str, Any] | None,
     progress: Callable[[], None],
-) -> WatchingResult:
+) -> None:
     """Stream answers of exactly ``max_tokens`` to all questions, ``config.max_num_seqs`` at once, in each arm and round.
 
     One engine serves an application that records and one that does not, over HTTP without a network; the arms take turns at going
     first. ``extra`` is merged into the requests of a third arm. Raises EngineLoadError, and httpx.HTTPStatusError for extras that
-    the server refuses.
+    the server refuses. Whole rounds stand in ``result`` whatever happens.
     """
     engine = AsyncEngine.from_config(config)
     await engine.start()
@@ -126,22 +132,20 @@ async def measure(
 
         for arm in arms:
             await run(arm, asked[: config.max_num_seqs])  # the first run of anything pays for what is set up
-        speeds: dict[str, list[float]] = {arm: [] for arm in arms}
-        seconds: dict[str, list[float]] = {arm: [] for arm in arms}
-        for number in range(rounds):
-            order = list(arms)
-            for arm in order[number % len(order) :] + order[: number % len(order)]:
-                speed, spent = await run(arm, asked)
-                speeds[arm].append(speed)
-                seconds[arm].append(spent)
-            progress()
+        # Before the rounds, which may be many: there is something to hold each of them against.
         series = [await _outputs(engine, text, max_tokens, number) for number, text in enumerate(asked[: config.max_num_seqs])]
         await asyncio.sleep(SETTLING_S)  # the engine's thread has nothing left to do: the time measured next is recording's
         tokens = sum(len(output.new_token_ids) for outputs in series for output in outputs)
-        scrape_seconds = await _scrape_seconds(recording.state.serving.metrics)
-        return WatchingResult(
-            config.max_num_seqs, speeds, seconds, recorder_seconds(series) / tokens, tokens / len(series), scrape_seconds
-        )
+        result.scrape_seconds = await _scrape_seconds(recording.state.serving.metrics)
+        result.recorder_seconds, result.tokens_per_request = recorder_seconds(series) / tokens, tokens / len(series)
+        for number in range(rounds):
+            order = list(arms)
+            round_ = {arm: await run(arm, asked) for arm in order[number % len(order) :] + order[: number % len(order)]}
+            for arm in order:
+                speed, spent = round_[arm]
+                result.tokens_per_second.setdefault(arm, []).append(speed)
+                result.cpu_seconds_per_token.setdefault(arm, []).append(spent)
+            progress()
     finally:
         await engine.stop()
 

@@ -79,10 +79,12 @@ def offline(
         # One conversation read by both ways, and answers, with which it does not go on.
         config = replace(config, prefix_cache_tokens=4 * (max_prompt_tokens + max_tokens))
     with loading.clear_errors():
-        engine, tokenizer = loading.load_engine(config)
-        limit = min(max_prompt_tokens, engine.info.max_model_len - max_tokens)
+        # Before the model, which may take minutes: so what is wrong with a file is told at once.
+        tokenizer, positions = loading.load_tokenizer(config.model), loading.positions(config.model)
+        limit = min(max_prompt_tokens, min(config.max_model_len or positions, positions) - max_tokens)
         select = load_conversations if conversations else load_prompts
         selected = select(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
+        engine, _ = loading.load_engine(config)
     reference = load_transformers(config.model, engine.info.dtype, engine.info.device) if transformers else None
     keep_what_is_loaded()  # as the server does
     with typer.progressbar(length=len(selected), label="decoding", show_pos=True) as bar:
@@ -119,7 +121,8 @@ def answers(
 ) -> None:
     """How often a target is right, greedily: its first tool call of a dialogue, the number in "The answer is …", small talk.
 
-    A tool call is right when name and arguments are the dialogue's; a reply, when it is the same text.
+    A tool call is right when name and arguments are the dialogue's; a reply, when it is the same text. After Ctrl-C there are
+    figures of the questions before.
 
     For example: moaserve bench answers --model runs/target --prompts test.jsonl.gz
     """
@@ -128,21 +131,30 @@ def answers(
     from benchmarks.machine import write_json
 
     with loading.clear_errors():
-        engine, tokenizer = loading.load_engine(config)
-        limit = engine.info.max_model_len - max_tokens
+        tokenizer, limit = loading.load_tokenizer(config.model), loading.positions(config.model) - max_tokens
         questions = checking.read_questions(
             prompts, tokenizer, count=num_prompts, max_tokens=limit, seed=seed, strict_tools=strict_tools
         )
+        engine, _ = loading.load_engine(config)
     figures: dict[str, dict[str, int]] = {}
-    with typer.progressbar(length=sum(map(len, questions.values())), label="answering", show_pos=True) as bar:
-        for kind, asked in questions.items():
-            texts = checking.answer(engine, asked, max_tokens, lambda: bar.update(1))
-            right = sum(checking.is_right(question, text) for question, text in zip(asked, texts, strict=True))
-            figures[kind] = {"right": right, "asked": len(asked)}
+    total, done = sum(map(len, questions.values())), 0
+    with typer.progressbar(length=total, label="answering", show_pos=True) as bar:
+        try:
+            for kind, asked in questions.items():
+                figures[kind] = {"right": 0, "asked": 0}
+                for question, text in zip(asked, checking.answer(engine, asked, max_tokens, lambda: bar.update(1)), strict=True):
+                    figures[kind]["right"] += checking.is_right(question, text)
+                    figures[kind]["asked"] += 1
+                    done += 1
+        except KeyboardInterrupt:
+            if not done:
+                raise
     for kind, figure in figures.items():
         typer.echo(f"{kind}: {figure['right']} of {figure['asked']} right ({figure['right'] / max(1, figure['asked']):.0%})")
     if json is not None:
         write_json({"model": config.model, "seed": seed, "strict_tools": strict_tools, "answers": figures}, json)
+    if done < total:
+        options.fail(f"it was interrupted after {done} of {total} questions")
 
 
 @bench.command()
@@ -167,10 +179,12 @@ def predictions(
 ) -> None:
     """Predicted outputs: passes and time for answers that are known but for some edits, against the drafter alone.
 
+    After Ctrl-C there are figures of the prompts before.
+
     For example: moaserve bench predictions --edits 2 --edits 10
     """
     config = options.engine_config(locals() | {"max_num_seqs": 1})
-    places = edits or [1, 4, 8]
+    places = list(dict.fromkeys(edits or [1, 4, 8]))
     if max(places) > max_tokens:
         options.fail(f"--edits {max(places)}: an answer has no more places than its --max-tokens {max_tokens}", code=2)
     from benchmarks.machine import write_json
@@ -178,18 +192,21 @@ def predictions(
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
 
     with loading.clear_errors():
-        engine, tokenizer = loading.load_engine(config)
+        tokenizer, limit = loading.load_tokenizer(config.model), loading.positions(config.model) - max_tokens
+        selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
+        engine, _ = loading.load_engine(config)
         if engine.drafter is None:
             options.fail("--drafter none: predictions are verified like drafts, and nothing is drafted")
-        limit = engine.info.max_model_len - max_tokens
-        selected = load_prompts(prompts or BUNDLED_PROMPTS, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     with typer.progressbar(length=len(selected), label="decoding", show_pos=True) as bar:
         figures = measure(engine, selected, places, max_tokens=max_tokens, seed=seed, progress=lambda: bar.update(1))
     for one in figures:
         typer.echo(one.line())
     if json is not None:
-        result = {"model": config.model, "drafter": config.drafter, "seed": seed, "max_tokens": max_tokens}
+        how = {"model": config.model, "drafter": engine.info.drafter, "dtype": engine.info.dtype}
+        result = {**how, "seed": seed, "max_tokens": max_tokens}
         write_json(result | {"figures": [one.as_dict() for one in figures]}, json)
+    if (done := figures[0].prompts) < len(selected):
+        options.fail(f"it was interrupted after {done} of {len(selected)} prompts")
 
 
 @bench.command()
@@ -214,6 +231,8 @@ def watching(
 ) -> None:
     """What recording metrics costs: tokens per second with and without it, in turn, and its processor time alone.
 
+    After Ctrl-C there are figures of the rounds before.
+
     For example: moaserve bench watching --extra '{"logprobs": true}'
     """
     config = options.engine_config(locals() | {"max_num_seqs": concurrency})
@@ -224,14 +243,22 @@ def watching(
     from benchmarks.machine import decoding_settings, write_json
     from benchmarks.prompts import BUNDLED_PROMPTS
 
+    result = measuring.WatchingResult(concurrency)
     with loading.clear_errors(), typer.progressbar(length=rounds, label="measuring", show_pos=True) as bar:
         asked = measuring.questions(prompts or BUNDLED_PROMPTS, num_requests, seed)
-        running = measuring.measure(config, asked, rounds=rounds, max_tokens=max_tokens, extra=more, progress=lambda: bar.update(1))
+        running = measuring.measure(
+            config, asked, result, rounds=rounds, max_tokens=max_tokens, extra=more, progress=lambda: bar.update(1)
+        )
         try:
-            result = asyncio.run(running)
+            asyncio.run(running)
         except httpx.HTTPStatusError as error:
             options.fail(f"--extra {extra}: {error}")
+        except KeyboardInterrupt:
+            if not result.num_rounds:
+                raise
     tables.print_watching(result)
     if json is not None:
         settings = {**decoding_settings(config), "num_requests": num_requests, "max_tokens": max_tokens, "extra": more}
         write_json({"settings": settings} | result.as_dict(), json)
+    if result.num_rounds < rounds:
+        options.fail(f"it was interrupted after {result.num_rounds} of {rounds} rounds")

@@ -38,7 +38,7 @@ def alone(
 
     The target answers each prompt greedily. At each cut a drafter goes on, from what it knows of the text up to there, and its
     text is compared with the target's: leading tokens that are the same, similarity (tokens of matching stretches), whole rests,
-    and whether tool calls are exactly the target's.
+    and whether tool calls are exactly the target's. After Ctrl-C there are figures of the drafters before.
 
     For example: moaserve bench alone --drafter ours=auto --drafter eagle=runs/eagle2 --prompts test.jsonl.gz
     """
@@ -57,11 +57,25 @@ def alone(
         tokenizer = loading.load_tokenizer(config.model)
         path = prompts or BUNDLED_PROMPTS
         selected = load_prompts(path, tokenizer, count=num_prompts, max_tokens=max_prompt_tokens, seed=seed)
+        load, dtypes = loading.noting_dtypes(engines.load_engine)
+        results: dict[str, list[measuring.Continuation]] = {}
         with typer.progressbar(length=len(configs) * len(selected), label="writing", show_pos=True) as bar:
-            results = measuring.measure(
-                engines.load_engine, configs, selected, cuts=cuts, max_tokens=max_tokens, progress=lambda: bar.update(1)
-            )
+            measured = measuring.measure(load, configs, selected, cuts=cuts, max_tokens=max_tokens, progress=lambda: bar.update(1))
+            try:
+                for name, continuations in measured:
+                    results[name] = continuations
+            except KeyboardInterrupt:
+                if not results:
+                    raise
     tables.print_alone(results)
     if json is not None:
-        described = {**decoding_settings(config), "drafters": names, "dtype": config.dtype, "max_tokens": max_tokens, "seed": seed}
+        described = {
+            **decoding_settings(config),
+            "drafters": names,
+            "dtype": ", ".join(dtypes),
+            "max_tokens": max_tokens,
+            "seed": seed,
+        }
         write_text(measuring.to_json(results, described), json)
+    if len(results) < len(configs):
+        options.fail(f"it was interrupted after {len(results)} of {len(configs)} drafters")

@@ -29,7 +29,7 @@ def gateway(
     """What HTTP, server-sent events and JSON cost: tokens per second over HTTP against the engine's own, in turn.
 
     Then requests that are large in one way or another are posted amid streams, and the longest time is told that the event loop
-    was held up, and by what.
+    was held up, and by what. After Ctrl-C there are figures of what was done before.
 
     For example: moaserve bench gateway --json result.json
     """
@@ -41,13 +41,15 @@ def gateway(
     from benchmarks.watching import questions
     from speculative.async_engine import AsyncEngine
 
+    result, interrupted = measuring.GatewayResult(), False
     with loading.clear_errors(), typer.progressbar(length=len(at_once) * rounds, label="measuring", show_pos=True) as bar:
         asked = questions(prompts or BUNDLED_PROMPTS, num_requests, seed)
         try:
-            result = measuring.measure(
+            measuring.measure(
                 AsyncEngine.from_config(config),
                 config,
                 asked,
+                result,
                 concurrencies=at_once,
                 rounds=rounds,
                 max_tokens=max_tokens,
@@ -55,7 +57,13 @@ def gateway(
             )
         except measuring.GatewayError as error:
             options.fail(str(error))
+        except KeyboardInterrupt:
+            if not result.rounds:
+                raise
+            interrupted = True
     tables.print_gateway(result)
     if json is not None:
         settings = {**decoding_settings(config), "num_requests": num_requests, "max_tokens": max_tokens, "seed": seed}
         write_json({"settings": settings} | result.as_dict(), json)
+    if interrupted:
+        options.fail("not everything was measured: it was interrupted")

@@ -61,7 +61,8 @@ def peers(
     """Our server against transformers' generate and llama.cpp: same weights, type, threads and prompts, in one run.
 
     All ways are started once and take turns on the CPU, prompt by prompt, greedily, with equally many threads. A ratio is the
-    median over prompts (over groups of prompts, where more than one is asked at once). Ends with exit code 1 when a way fails.
+    median over prompts (over groups of prompts, where more than one is asked at once). Ends with exit code 1 when a way fails, and
+    after Ctrl-C, with figures of what was asked before.
 
     For example:
 
@@ -108,20 +109,20 @@ def peers(
         concurrency=levels,
         independent=independent,
     )
-    results = measuring.Results()
+    results, stage = measuring.Results(), running.Stage()
 
-    async def run() -> running.Stage:
+    async def run() -> None:
+        nonlocal stage
         async with running.opened(plan, lambda line: typer.echo(line, err=True)) as stage:
             length = measuring.asked(stage.ways, selected, levels, rounds)
             with typer.progressbar(length=length, label="asking", show_pos=True, file=typer.get_text_stream("stderr")) as bar:
                 await measuring.measure(
                     stage.ways, selected, results, concurrency=levels, rounds=rounds, progress=lambda: bar.update(1)
                 )
-            return stage
 
     with loading.clear_errors():
         try:
-            stage = asyncio.run(run())
+            asyncio.run(run())
         except ModuleNotFoundError as error:
             if error.name != "gguf":
                 raise
@@ -130,6 +131,8 @@ def peers(
             )
         except (ProcessError, PeerError) as error:
             options.fail(str(error))
+        except KeyboardInterrupt:
+            results.failures.append("it was interrupted")
     measured, notes = stage.settings | {"rounds": rounds, "seed": seed}, [*notes, *stage.notes]
     if not results.runs:
         options.fail("nothing was measured: " + "; ".join(results.failures))

@@ -89,11 +89,12 @@ def evaluate(
         selected = load_prompts(path, tokenizer, count=num_prompts, max_tokens=limit, seed=seed)
     total = len(formats) * len(configs) * len(wanted) * len(temperatures) * len(selected)
     runs: dict[measuring.Case, list[measuring.Run]] = {}
+    load, dtypes = loading.noting_dtypes(load_engine)
     stopped = None
     with typer.progressbar(length=total, label="decoding", show_pos=True) as bar:
         try:
             for case, done in measuring.evaluate(
-                load_engine,
+                load,
                 configs,
                 selected,
                 shape_names=wanted,
@@ -116,7 +117,7 @@ def evaluate(
         described = {
             **decoding_settings(config),
             "drafters": names,
-            "dtype": config.dtype,
+            "dtype": ", ".join(dtypes),
             "compile": config.compile,
             "max_tokens": max_tokens,
             "seed": seed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,18 @@ def load_engine(config: EngineConfig) -> tuple[Engine, PreTrainedTokenizerBase]:
 
     engine = loading.load_engine(config)
     return engine, _needed(engine.tokenizer, config.model)
+
+
+def noting_dtypes(load: Callable[[EngineConfig], Engine]) -> tuple[Callable[[EngineConfig], Engine], dict[str, None]]:
+    """The same, and the types in which what was loaded by it computes, where "auto" was asked for too; in order."""
+    dtypes: dict[str, None] = {}
+
+    def noting(config: EngineConfig) -> Engine:
+        engine = load(config)
+        dtypes[engine.info.dtype] = None
+        return engine
+
+    return noting, dtypes
 
 
 def positions(model: str) -> int:

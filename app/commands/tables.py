@@ -156,6 +156,8 @@ def print_gateway(result: GatewayResult) -> None:
             f"{result.loop_seconds(concurrency) * 1e6:.0f} µs",
         )
     console.print(costs)
+    if not result.disturbed:
+        return
     columns = ["", "longest block", "its own", "over 20 ms", "longest silence", "statuses", "where"]
     blocks = printing.table(f"posted amid {max(result.rounds)} streams", columns, left=("", "statuses", "where"))
     for name, each in result.disturbed.items():

@@ -53,11 +53,10 @@ def prompts() -> list[Prompt]:
 
 
 def test_the_target_as_its_own_drafter_writes_the_same(prompts: list[Prompt]) -> None:
-    results = measure(
-        load_engine, {"itself": replace(CONFIG, drafter=str(BUNDLED["target"]))}, prompts, cuts=[0.0, 0.3, 0.8], max_tokens=40
-    )
-    assert len(results["itself"]) == 6
-    for each in results["itself"]:
+    configs = {"itself": replace(CONFIG, drafter=str(BUNDLED["target"]))}
+    ((name, continuations),) = measure(load_engine, configs, prompts, cuts=[0.0, 0.3, 0.8], max_tokens=40)
+    assert name == "itself" and len(continuations) == 6
+    for each in continuations:
         # It writes on where the target was stopped by max_tokens.
         assert each.common == each.rest and each.similarity > 0.6 and each.call in (True, None)
 
@@ -80,7 +79,7 @@ def test_from_memory_a_drafter_goes_on_as_its_tree_begins(prompts: list[Prompt])
         engine.step = watched  # type: ignore[method-assign]
         return engine
 
-    (continuations,) = measure(load, {"moa": CONFIG}, prompts, cuts=[0.25, 0.5, 0.75], max_tokens=40).values()
+    ((_, continuations),) = measure(load, {"moa": CONFIG}, prompts, cuts=[0.25, 0.5, 0.75], max_tokens=40)
     assert len(continuations) == len(begun) == 6
     assert all(0 <= each.common <= each.rest and 0 <= each.similarity <= 1 for each in continuations)
     plain = load_engine(replace(CONFIG, drafter="none"))
@@ -90,6 +89,22 @@ def test_from_memory_a_drafter_goes_on_as_its_tree_begins(prompts: list[Prompt])
         right += [answer[round(cut * len(answer)) + 1] for cut in (0.25, 0.5, 0.75)]
     assert [each.common > 0 for each in continuations] == [one == other for one, other in zip(begun, right, strict=True)]
     assert any(each.common > 0 for each in continuations)
+
+
+def test_an_interrupt_leaves_the_figures_of_the_drafters_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(config: EngineConfig) -> Engine:
+        if config.drafter == "last":
+            raise KeyboardInterrupt
+        return load_engine(config)
+
+    monkeypatch.setattr("speculative.loading.load_engine", load)
+    path = tmp_path / "alone.json"
+    options = ["--num-prompts", "1", "--max-tokens", "12", "--cut", "0.5", "--num-threads", "1", "--json", str(path)]
+    done = CliRunner().invoke(cli, ["bench", "alone", "--drafter", "ngram", "--drafter", "last", *options])
+    assert done.exit_code == 1 and "it was interrupted after 1 of 2 drafters" in done.output
+    told = json.loads(path.read_text())
+    assert [row["drafter"] for row in told["results"]] == ["ngram"]
+    assert told["settings"]["dtype"] == "float32", "what auto came to"
 
 
 def test_figures_are_means_over_answers() -> None:
@@ -105,7 +120,7 @@ def test_figures_are_means_over_answers() -> None:
 
 
 def test_the_command_makes_the_folder_of_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.alone.measure", lambda *_, **__: {})
+    monkeypatch.setattr("benchmarks.alone.measure", lambda *_, **__: [("ours", [])])
     path = tmp_path / "new" / "alone.json"
     done = CliRunner().invoke(cli, ["bench", "alone", "--drafter", "ours=auto", "--json", str(path)])
     assert done.exit_code == 0, done.output

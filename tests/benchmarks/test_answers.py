@@ -1,16 +1,22 @@
 """What counts as right: calls and numbers are read out of answers, not compared as text."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from app.cli import cli
 from benchmarks.answers import NUMBERS, REPLIES, TOOL_CALLS, Question, answer, is_right, read_questions, said_calls, said_number
 from benchmarks.prompts import PromptError
 from models.loader import BUNDLED, load_tokenizer
 from speculative.config import EngineConfig
+from speculative.engine import Engine
 from speculative.loading import load_engine
+from speculative.request import Request, RequestOutput
 
 CALL = '<tool_call>\n{"name": "Book", "arguments": {"day": "Friday", "seats": 2}}\n</tool_call>'
 
@@ -85,10 +91,48 @@ def test_answers_are_the_engines_own(tmp_path: Path):
     ]
     asked = read_questions(write(tmp_path / "chats.jsonl", rows), engine.tokenizer, count=3, max_tokens=100, seed=0)[REPLIES]
     finished: list[int] = []
-    texts = answer(engine, asked, 100, lambda: finished.append(1))
+    texts = list(answer(engine, asked, 100, lambda: finished.append(1)))
     assert len(finished) == 3 and all(text and "<|im_end|>" not in text for text in texts)
     assert [is_right(Question(REPLIES, q.token_ids, text), text) for q, text in zip(asked, texts, strict=True)] == [True] * 3
-    assert texts == [answer(engine, [question], 100, lambda: None)[0] for question in asked]
+    assert texts == [text for question in asked for text in answer(engine, [question], 100, lambda: None)]
+
+
+@pytest.mark.integration
+def test_an_interrupt_leaves_figures_of_the_questions_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first text is the longest: those beside it that end before do not count without it, as only short ones would."""
+    step, ended = Engine.step, list[str]()
+
+    def interrupted(engine: Engine) -> list[RequestOutput]:
+        if ended[-1:] == [last]:
+            raise KeyboardInterrupt
+        outputs = step(engine)
+        ended.extend(each.request_id for each in outputs if each.finish_reason is not None and each.request_id.isdigit())
+        return outputs
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    lengths = iter([40, 2, 2, 40])
+    monkeypatch.setattr(Engine, "add", lambda engine, asked: add(engine, asked, lengths))
+    rows = [{"source": "small-talk", "messages": [said("user", f"Number {n}."), said("assistant", "x")]} for n in range(4)]
+    path, result = write(tmp_path / "chats.jsonl", rows), tmp_path / "r.json"
+    options = ["--prompts", str(path), "--max-num-seqs", "2", "--drafter", "none", "--json", str(result)]
+    options += ["--compile", "off", "--num-threads", "1"]
+    last = "0"
+    done = CliRunner().invoke(cli, ["bench", "answers", *options])
+    assert done.exit_code == 1 and "it was interrupted after 3 of 4 questions" in done.output
+    assert ended[:3] == ["1", "2", "0"]
+    assert json.loads(result.read_text())["answers"] == {REPLIES: {"right": 0, "asked": 3}}
+    ended.clear()
+    lengths, last = iter([40, 2, 2, 40]), "2"
+    result.unlink()
+    done = CliRunner().invoke(cli, ["bench", "answers", *options])
+    assert done.exit_code == 130 and not result.exists(), "nothing stands before the first"
+
+
+def add(engine: Engine, request: Request, lengths: Iterator[int], _add: Any = Engine.add) -> None:
+    """Ask for a text of the next length; what steps cost is measured by requests with other names."""
+    if request.request_id.isdigit():
+        request = replace(request, params=replace(request.params, max_tokens=next(lengths), ignore_eos=True))
+    _add(engine, request)
 
 
 @pytest.mark.integration

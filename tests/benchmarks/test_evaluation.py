@@ -172,6 +172,12 @@ SMALL = [
 ]
 
 
+@pytest.mark.parametrize("given", ["=ngram", "ours=", "="])
+def test_a_drafter_has_a_name_and_a_folder(given: str) -> None:
+    code, output = invoke("--drafter", given)
+    assert code == 2 and f"--drafter {given}: write NAME=FOLDER" in output
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), EngineLoadError("no such drafter")], ids=repr)
 def test_what_was_measured_is_told_where_the_rest_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Any) -> None:
@@ -181,10 +187,14 @@ def test_what_was_measured_is_told_where_the_rest_is_not(tmp_path: Path, monkeyp
         return load_engine(config)
 
     monkeypatch.setattr("speculative.loading.load_engine", load)
-    code, output = invoke("--drafter", "ngram", "--drafter", "last", "--out", str(tmp_path), "--temperature", "0", *SMALL)
+    code, output = invoke(
+        "--drafter", "ngram", "--drafter", "last", "--out", str(tmp_path), "--temperature", "0", *SMALL, "--dtype", "auto"
+    )
     assert code == 1 and f"not everything was measured: {str(problem) or 'it was interrupted'}" in output
     assert "ngram, tree" in output and (tmp_path / "speed.png").exists()
-    assert {row["drafter"] for row in json.loads((tmp_path / "results.json").read_text())["results"]} == {"ngram"}
+    told = json.loads((tmp_path / "results.json").read_text())
+    assert {row["drafter"] for row in told["results"]} == {"ngram"}
+    assert told["settings"]["dtype"] == "float32", "what auto came to, uncompiled on a CPU"
     code, output = invoke("--drafter", "last", "--out", str(tmp_path / "none"), *SMALL)
     assert code == 1 and not (tmp_path / "none").exists()
 

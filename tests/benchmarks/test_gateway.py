@@ -1,12 +1,15 @@
 import asyncio
 import json
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from app.cli import cli
+from benchmarks import gateway
 from benchmarks.gateway import DIRECT, HTTP, GatewayResult, Round
 from benchmarks.loop_watch import LoopWatch
 
@@ -55,6 +58,28 @@ def test_the_command_measures_both_ways_and_disturbs(tmp_path: Path) -> None:
     refused = {name for name, told in statuses.items() if told == {400}}
     assert refused == {"a text of 1 MB", "200,000 token ids", "30,000 messages"}
     assert all(told == {200} for name, told in statuses.items() if name not in refused)
+
+
+@pytest.mark.integration
+def test_an_interrupt_leaves_figures_of_the_rounds_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = 0
+
+    async def interrupted(*given: Any) -> Round:
+        nonlocal measured
+        measured += 1
+        if measured == 4:  # the second round's second way
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C: the server that is measured takes it first
+            await asyncio.get_running_loop().create_future()
+        return await round_(*given)
+
+    round_ = gateway._round
+    monkeypatch.setattr(gateway, "_round", interrupted)
+    path = tmp_path / "result.json"
+    done = CliRunner().invoke(cli, [*SMALL, "--json", str(path)])
+    assert done.exit_code == 1 and "it was interrupted" in done.output
+    figures = json.loads(path.read_text())
+    assert {at_once: (len(each["direct"]), len(each["http"])) for at_once, each in figures["concurrency"].items()} == {"1": (1, 1)}
+    assert figures["disturbed"] == {}
 
 
 @pytest.mark.integration

@@ -83,6 +83,17 @@ def test_an_interrupt_leaves_figures_of_the_prompts_before(tmp_path: Path, monke
     assert told["prompts"] == 2 and told["identical_outputs"] == {"speculative/plain": 2}
 
 
+@pytest.mark.parametrize("command", ["offline", "predictions", "answers"])
+def test_a_bad_file_of_prompts_is_told_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("speculative.loading.load_engine", lambda config: pytest.fail("it takes minutes"))
+    path = tmp_path / "bad.jsonl"
+    path.write_text("no JSON\n")
+    done = CliRunner().invoke(cli, ["bench", command, "--prompts", str(path)])
+    assert done.exit_code == 1 and "line 1" in done.output
+
+
 def test_spread_is_median_and_quartiles() -> None:
     assert spread([3.0]) == {"median": 3.0, "p25": 3.0, "p75": 3.0}
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == {"median": 3.0, "p25": 2.0, "p75": 4.0}

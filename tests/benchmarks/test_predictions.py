@@ -1,10 +1,15 @@
 """Edits of predictions, and what is counted."""
 
+import json
 import random
+from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from app.cli import cli
+from benchmarks.decoding import Decoded, decode
 from benchmarks.predictions import edited
 
 
@@ -28,6 +33,26 @@ def test_the_command_tells_passes_with_and_without() -> None:
     assert "0 edits: 3 passes where the drafter alone takes" in result.stdout
     refused = CliRunner().invoke(cli, ["bench", "predictions", "--drafter", "none", "--compile", "off"])
     assert (refused.exit_code, "nothing is drafted" in refused.stderr) == (1, True)
+
+
+def test_an_interrupt_leaves_figures_of_the_prompts_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def interrupted(*given: Any, **named: Any) -> Decoded:
+        nonlocal asked
+        asked += 1
+        if asked == 2 * 3 + 3:  # the third prompt's last
+            raise KeyboardInterrupt
+        return decode(*given, **named)
+
+    monkeypatch.setattr("benchmarks.predictions.decode", interrupted)
+    path = tmp_path / "r.json"
+    options = ["--num-prompts", "4", "--max-tokens", "8", "--edits", "0", "--edits", "1", "--edits", "1", "--json", str(path)]
+    done = CliRunner().invoke(cli, ["bench", "predictions", *options, "--compile", "off", "--num-threads", "1"])
+    assert done.exit_code == 1 and "it was interrupted after 2 of 4 prompts" in done.output
+    told = json.loads(path.read_text())
+    assert [(each["edits"], each["prompts"], each["tokens"]) for each in told["figures"]] == [(0, 2, 16), (1, 2, 16)]
+    assert told["dtype"] != "auto" and told["drafter"] != "auto"
 
 
 def test_more_edits_than_an_answer_has_tokens_are_refused() -> None:

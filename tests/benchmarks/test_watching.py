@@ -1,10 +1,12 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from app.cli import cli
+from benchmarks import watching
 from benchmarks.prompts import PromptError
 from benchmarks.watching import EXTRA, RECORDING, WITHOUT, WatchingResult, questions, recorder_seconds
 from speculative.request import RequestOutput, RequestStats
@@ -58,6 +60,27 @@ def test_the_command_measures_three_ways(tmp_path: Path) -> None:
     assert {arm: len(speeds) for arm, speeds in figures["tokens_per_second"].items()} == {WITHOUT: 2, RECORDING: 2, EXTRA: 2}
     assert figures["tokens_per_request"] == 6
     assert figures["provenance"]["commit"]
+
+
+@pytest.mark.integration
+def test_an_interrupt_leaves_figures_of_the_rounds_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def interrupted(*given: Any) -> tuple[float, float]:
+        nonlocal asked
+        asked += 1
+        if asked == 2 + 2 + 2:  # of the second round one way is done, after those that warm up
+            raise KeyboardInterrupt
+        return await round_(*given)
+
+    round_ = watching._round
+    monkeypatch.setattr(watching, "_round", interrupted)
+    path = tmp_path / "result.json"
+    done = CliRunner().invoke(cli, [*SMALL, "--json", str(path)])
+    assert done.exit_code == 1 and "it was interrupted after 1 of 2 rounds" in done.output
+    figures = json.loads(path.read_text())
+    assert {arm: len(speeds) for arm, speeds in figures["tokens_per_second"].items()} == {WITHOUT: 1, RECORDING: 1}
+    assert figures["recorder_microseconds_per_token"] > 0 and figures["scrape_milliseconds"] > 0
 
 
 @pytest.mark.integration

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from app.cli import cli
 from benchmarks.network.processes import Process
 from benchmarks.peers.generating import left_padded, until_end
 from benchmarks.peers.measuring import Results, asked, groups, measure
+from benchmarks.peers.running import Plan, Stage
 from benchmarks.peers.servers import Ours, llama_command, llama_text
 from benchmarks.peers.ways import Answered, PeerError, Spec, choose
 from benchmarks.prompts import Prompt
@@ -162,3 +165,24 @@ def test_llama_cpp_is_told_the_very_text_of_a_prompt() -> None:
     assert tokenizer is not None
     text = "<|im_start|>user\n Größe ,  don't <tool_call> \n<|im_end|>\n"
     assert llama_text(tokenizer, Prompt("a", tuple(tokenizer(text)["input_ids"]))) == text
+
+
+def test_an_interrupt_leaves_figures_of_the_groups_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaving(FakeWay):
+        async def answer(self, prompts: Sequence[Prompt]) -> Answered:
+            if len(log) == 2 + 2 * 2 + 1:  # of the third group one way is done, after those that warm up
+                raise KeyboardInterrupt
+            return await super().answer(prompts)
+
+    @asynccontextmanager
+    async def opened(plan: Plan, say: object) -> AsyncIterator[Stage]:
+        settings = {"model": "m", "dtype": "float32", "threads": 1, "num_prompts": 4}
+        yield Stage([Leaving("ours", log), Leaving("ours-plain", log)], settings, ["what there is to say"])
+
+    log: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr("benchmarks.peers.running.opened", opened)
+    options = ["--peer", "ours-plain", "--concurrency", "1", "--num-prompts", "4", "--out", str(tmp_path)]
+    done = CliRunner().invoke(cli, ["bench", "peers", *options])
+    assert done.exit_code == 1 and "Failed: it was interrupted" in done.output and "what there is to say" in done.output
+    told = json.loads((tmp_path / "results.json").read_text())
+    assert {each["way"]: (each["groups"], each["texts"]) for each in told["figures"]} == {"ours": (3, 3), "ours-plain": (2, 2)}
