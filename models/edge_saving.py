@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
+from models.durable import workshop_beside
 from models.edge import edge_weights
 from models.edge_bundle import (
     ARCHITECTURE,
@@ -55,8 +55,7 @@ def write_bundle(
         tensors[DRAFT_VOCABULARY] = drafter.draft_vocabulary.to("cpu", torch.int32)
     stale = _files_of(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
-        made = Path(place)
+    with workshop_beside(folder) as made:
         write_weights(tensors, made, max_shard)
         weights = list(made.iterdir())
         copy_settings(base, made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from models.architectures import ARCHITECTURES
 from models.config import DecoderConfig
+from models.durable import workshop_beside
 from models.errors import CheckpointError
 from models.gguf_tokenizer import GGUFVocabulary, read_vocabulary
 from models.loader import eos_token_ids, load_tokenizer, read_tensors, resolve_target, target_config
@@ -71,8 +71,8 @@ def export_gguf(model: str, out: Path, *, dtype: DType = "bfloat16", force: bool
     tensors = dict(_tensors(read_tensors(folder), config, architecture))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
-            made = Path(place, "made.gguf")
+        with workshop_beside(out) as place:
+            made = place / "made.gguf"
             _write(made, architecture, folder.name, config, vocabulary, tensors, dtype)
             made.replace(out)
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from training.durable import whole
+from models.durable import whole
 from training.errors import ConfigError, TrainingError, first_line
 
 KEEP = 2

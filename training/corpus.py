@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from training.durable import flush, workshop
+from models.durable import flush, workshop
 from training.errors import DataError, first_line
 from training.needs import Activations
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from training.durable import workshop
+from models.durable import workshop
 from training.errors import TrainingError
 from training.run_config import RunConfig
 from training.tasks.base import Task

@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from training.durable import whole
+from models.durable import whole
 from training.losses import Loss
 
 SHOWN_DEPTHS = (0, 1, 3)

@@ -25,12 +25,12 @@ from tqdm.auto import tqdm
 
 from models import tiled_decoder, tiles
 from models.digest import digest_weights
+from models.durable import workshop
 from models.kv_cache import KVCache
 from models.llama import Llama
 from models.plans import decode_plan_within, prefill_plan, recorded_span, span_of
 from models.replay import CudaRecorder, Recorder, Replayed, rounded
 from training.corpus import PREFIX, Corpus, Row, kept, store, stored
-from training.durable import workshop
 from training.errors import ConfigError, DataError
 
 

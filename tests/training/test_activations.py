@@ -196,6 +196,23 @@ def test_a_damaged_plan_or_text_is_named_and_made_anew_by_the_same_command(confi
     train(run)
 
 
+def test_a_damaged_index_says_what_to_do_and_costs_no_shard(config: ActivationsConfig, tmp_path: Path):
+    make(config)
+    index = config.out / "train" / "index.json"
+    whole, before = index.read_text(), {path: path.stat().st_mtime_ns for path in config.out.rglob("shard-*")}
+    run = training(config, tmp_path / "run", data=None, valid=None, activations=config.out, max_steps=1)
+    cure = r"index\.json is no index of activations \(.*\): delete it, and run the same moaserve activations again"
+    for damaged in ("", whole[:100], "[]"):
+        index.write_text(damaged)
+        for use in (lambda: train(run), lambda: make(config)):
+            with pytest.raises(ConfigError, match=cure):
+                use()
+    index.unlink()
+    make(config)
+    assert index.read_text() == whole
+    assert {path: path.stat().st_mtime_ns for path in config.out.rglob("shard-*")} == before
+
+
 def test_the_size_is_said_first_and_must_fit_the_disk(
     config: ActivationsConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

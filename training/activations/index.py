@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from models.durable import whole
 from training.batches import Collated, Indices
 from training.choices import Precision
 from training.corpus import Corpus
-from training.durable import whole
 from training.errors import ConfigError, first_line
 from training.needs import Needs
 
@@ -64,8 +64,11 @@ class Facts:
             return cls(**raw, needs=Needs(needs["keys_values"], needs["layer_input"], tuple(needs["taps"])))
         except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{folder} holds no activations: make them with moaserve activations --out") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is no index of activations: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path} is no index of activations ({error}): delete it, and run the same moaserve activations again, which "
+                "writes it anew and keeps the shards; for others choose another --out"
+            ) from error
 
     def write(self, folder: Path) -> None:
         """As ``index.json``, last of a folder's parts: where it stands the others do."""

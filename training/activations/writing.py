@@ -16,11 +16,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from models.config import DecoderConfig
+from models.durable import whole
 from models.llama import Llama
 from training.activations.index import Facts, Plan, shard_path
 from training.batches import collate
 from training.corpus import store_copy
-from training.durable import whole
 from training.errors import ConfigError, TrainingError
 
 

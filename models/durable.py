@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 OLD = 3600.0
@@ -33,13 +34,18 @@ def flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def workshop_beside(out: Path) -> AbstractContextManager[Path]:
+    """A workshop for ``out``, in its folder; under a name that is nobody else's there, as old ones are deleted."""
+    return workshop(out.parent, f".{out.name}.moaserve-")
+
+
 @contextmanager
 def workshop(parent: Path, prefix: str, *, shared: bool = True) -> Iterator[Path]:
     """A new folder in ``parent``, gone at the end if it is still there, and what killed programs left under this ``prefix`` before.
 
     Where ``parent`` is ``shared`` with other programs, only what is old.
     """
-    for left in parent.glob(f"{prefix}*"):
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
         # Another may have done the same by now.
         if not shared or (left.exists() and time.time() - left.stat().st_mtime > OLD):
             shutil.rmtree(left, ignore_errors=True)
