@@ -12,6 +12,7 @@ const [panel, toggle] = [by("settings"), by("toggle-settings")];
 const narrow = matchMedia("(max-width: 56rem)"); // as in page.css
 
 const actions = element("div", { class: "actions" }); // of the last turn
+const rest = matchMedia("(hover: hover)").matches ? prompt : send; // has the focus while nothing else wants it: a phone's keyboard would cover half the page
 const say = (words) => { spoken.textContent = words; };
 
 let turns = [];
@@ -124,7 +125,7 @@ function retry(turn, asked = turn.prompt) {
   leaveEdit();
   turns = turns.filter((each) => each !== turn);
   turn.article.remove();
-  prompt.focus();
+  rest.focus();
   answer(asked);
 }
 
@@ -220,11 +221,11 @@ by("new").addEventListener("click", () => {
 
 by("examples").addEventListener("click", (event) => {
   if (event.target.localName !== "button" || running || refusedBySettings()) return;
-  prompt.focus();
+  rest.focus();
   answer(event.target.textContent);
 });
 
 setPlace(by("draft-sample"), 3);
 shade();
 connect();
-if (matchMedia("(hover: hover)").matches) prompt.focus(); // a phone would cover half the page with its keyboard
+if (rest === prompt) prompt.focus();

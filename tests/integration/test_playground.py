@@ -659,6 +659,17 @@ def test_it_fits_a_phone_and_can_be_read(browser: Browser, server: Server, schem
         fits()
 
 
+def test_on_a_phone_no_keyboard_opens_over_an_answer(browser: Browser, server: Server) -> None:
+    for visit in visiting(browser, server, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True):
+        page = visit.ready().page
+        page.locator("#examples button").first.tap()
+        visit.finished()
+        page.get_by_role("button", name="Ask again").tap()
+        visit.finished()
+        expect(page.get_by_role("textbox", name="Message")).not_to_be_focused()
+        expect(page.get_by_role("button", name="Send")).to_be_focused()
+
+
 @pytest.mark.parametrize("clipboard", [True, False], ids=["https", "http"])
 def test_an_answer_is_copied_without_its_thoughts(visit: Visit, clipboard: bool) -> None:
     page = visit.page
