@@ -146,7 +146,7 @@ def measure(
     if server.failure is not None:
         raise server.failure
     if not server.done:
-        raise GatewayError("the measurement was interrupted")
+        raise KeyboardInterrupt  # as the server raises it itself, except where its process was started with the signal ignored
 
 
 class _Measured(uvicorn.Server):

@@ -61,8 +61,9 @@ def test_the_command_measures_both_ways_and_disturbs(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_an_interrupt_leaves_figures_of_the_rounds_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = 0
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["as usual", "ignored by a script's shell"])
+def test_an_interrupt_leaves_figures_of_the_rounds_before(handler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, before = 0, signal.signal(signal.SIGINT, handler)
 
     async def interrupted(*given: Any) -> Round:
         nonlocal measured
@@ -75,7 +76,10 @@ def test_an_interrupt_leaves_figures_of_the_rounds_before(tmp_path: Path, monkey
     round_ = gateway._round
     monkeypatch.setattr(gateway, "_round", interrupted)
     path = tmp_path / "result.json"
-    done = CliRunner().invoke(cli, [*SMALL, "--json", str(path)])
+    try:
+        done = CliRunner().invoke(cli, [*SMALL, "--json", str(path)])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.exit_code == 1 and "it was interrupted" in done.output
     figures = json.loads(path.read_text())
     assert {at_once: (len(each["direct"]), len(each["http"])) for at_once, each in figures["concurrency"].items()} == {"1": (1, 1)}

@@ -43,10 +43,10 @@ def test_no_two_requests_say_the_same() -> None:
 @pytest.mark.integration
 def test_a_real_server_stays_within_its_limit(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
-    few = ["--num-requests", "60", "--concurrency", "4", "--compile", "off", "--num-threads", "1", "--most-growth", "1000"]
+    few = ["--num-requests", "100", "--concurrency", "4", "--compile", "off", "--num-threads", "1", "--most-growth", "1000"]
     limit = ["--dtype", "float32", "--memory-limit", "1100MiB", "--prefix-cache-tokens", "20000", "--max-model-len", "512"]
     done = CliRunner().invoke(cli, ["bench", "soak", *few, *limit, "--json", str(out)])
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text())
-    assert sum(found["requests"].values()) == 60 and len(found["requests"]) == 12
+    assert sum(found["requests"].values()) == 100 and len(found["requests"]) == 12
     assert 0 < found["peak"] < 1100 * MIB

@@ -90,7 +90,7 @@ def test_calls_are_those_of_chat_streamed_and_not(client: openai.OpenAI) -> None
     chat = client.chat.completions.create(
         model="concierge",
         messages=[{"role": "user", "content": ask}],
-        tools=[{"type": "function", "function": function}],
+        tools=[{"type": "function", "function": {**function, "strict": True}}],  # which Responses are where nothing is said
         temperature=0,
         max_tokens=80,
     )
