@@ -124,8 +124,8 @@ def measure(
 ) -> None:
     """Answer all questions over HTTP and by the engine alone, in turn; then post what is large amid streams.
 
-    The server is uvicorn as `moaserve serve` runs it, its client another process. Raises EngineLoadError and GatewayError. Whole
-    rounds stand in ``result`` whatever happens.
+    The server is uvicorn as `moaserve serve` runs it, its client another process. Raises EngineLoadError, GatewayError and
+    KeyboardInterrupt. Whole rounds stand in ``result`` whatever happens.
     """
     settings = Settings(max_num_seqs=config.max_num_seqs, max_queue_requests=None)
     listener = socket.create_server(("127.0.0.1", 0))
