@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from app.usage import ResponseMetrics, Usage
-from speculative.request import Written
+from speculative.request import RequestOutput, Written
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -180,6 +180,11 @@ class EdgeNote(BaseModel):
         if written.offline:
             return cls(offline=True)
         return cls(offline=False, replace_from=character, replace_from_token=token)
+
+    @classmethod
+    def of_end(cls, output: RequestOutput) -> EdgeNote | None:
+        """The note on an answer's end: that it ends there may be the drafter's word alone, too."""
+        return cls(offline=True) if output.written is not None and output.written.offline else None
 
 
 class ChatCompletionChunk(BaseModel):

@@ -208,8 +208,8 @@ async def _events(
                     unfinished -= 1
                     metrics = None if unfinished else totals.metrics()
                     finish = writer.finish(index, finish_reason(output), metrics)
-                    if output.written is not None and output.written.offline:  # that it ends here is the drafter's word too
-                        finish.edge = EdgeNote(offline=True)
+                    if note := EdgeNote.of_end(output):
+                        finish.edge = note
                     yield event(finish)
         if body.include_usage:
             yield event(writer.summary(totals.metrics()), last=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.acceptance import Acceptance, summarize
 from benchmarks.decoding import Decoded, decode, decode_ratio, decode_with_transformers
+from benchmarks.interrupting import until_interrupted
 from benchmarks.machine import Provenance, decoding_settings, provenance
 from benchmarks.prompts import Prompt
 from speculative.config import EngineConfig
@@ -134,16 +135,13 @@ def run_offline(
         way(replace(prompts[0], conversation="before"))  # the first run of anything pays for memory and primitives being set up
     runs: dict[str, list[Decoded]] = {name: [] for name in ways}
     whole = 0
-    try:
+    with until_interrupted(lambda: whole):
         for index, prompt in enumerate(prompts):
             order = list(ways)
             for name in order[index % len(order) :] + order[: index % len(order)]:
                 runs[name].append(ways[name](prompt))
             whole += 1
             progress()
-    except KeyboardInterrupt:
-        if not whole:
-            raise
     settings = {
         **decoding_settings(config),
         "drafter": engine.info.drafter,

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.decoding import Decoded, decode
+from benchmarks.interrupting import until_interrupted
 from benchmarks.prompts import Prompt
 from speculative.engine import Engine
 from speculative.request import SamplingParams
@@ -47,7 +48,7 @@ def measure(
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     pairs: dict[int, list[tuple[Decoded, Decoded]]] = {count: [] for count in edits}
     whole = 0
-    try:
+    with until_interrupted(lambda: whole):
         for number, prompt in enumerate(prompts):
             without = decode(engine, prompt, params)
             for count in edits:
@@ -56,9 +57,6 @@ def measure(
                 pairs[count].append((decode(engine, prompt, params, prediction=prediction), without))
             whole += 1
             progress()
-    except KeyboardInterrupt:
-        if not whole:
-            raise
     return [_figures(count, pairs[count][:whole]) for count in edits]
 
 

@@ -94,8 +94,7 @@ def offline(
     tables.print_offline(result)
     if json is not None:
         write_text(result.to_json(), json)
-    if len(result.prompts) < len(selected):
-        options.fail(f"it was interrupted after {len(result.prompts)} of {len(selected)} prompts")
+    options.fail_if_interrupted(len(result.prompts), len(selected), "prompts")
 
 
 @bench.command()
@@ -128,6 +127,7 @@ def answers(
     """
     config = options.engine_config(locals())
     from benchmarks import answers as checking
+    from benchmarks.interrupting import until_interrupted
     from benchmarks.machine import write_json
 
     with loading.clear_errors():
@@ -138,23 +138,18 @@ def answers(
         engine, _ = loading.load_engine(config)
     figures: dict[str, dict[str, int]] = {}
     total, done = sum(map(len, questions.values())), 0
-    with typer.progressbar(length=total, label="answering", show_pos=True) as bar:
-        try:
-            for kind, asked in questions.items():
-                figures[kind] = {"right": 0, "asked": 0}
-                for question, text in zip(asked, checking.answer(engine, asked, max_tokens, lambda: bar.update(1)), strict=True):
-                    figures[kind]["right"] += checking.is_right(question, text)
-                    figures[kind]["asked"] += 1
-                    done += 1
-        except KeyboardInterrupt:
-            if not done:
-                raise
+    with typer.progressbar(length=total, label="answering", show_pos=True) as bar, until_interrupted(lambda: done):
+        for kind, asked in questions.items():
+            figures[kind] = {"right": 0, "asked": 0}
+            for question, text in zip(asked, checking.answer(engine, asked, max_tokens, lambda: bar.update(1)), strict=True):
+                figures[kind]["right"] += checking.is_right(question, text)
+                figures[kind]["asked"] += 1
+                done += 1
     for kind, figure in figures.items():
         typer.echo(f"{kind}: {figure['right']} of {figure['asked']} right ({figure['right'] / max(1, figure['asked']):.0%})")
     if json is not None:
         write_json({"model": config.model, "seed": seed, "strict_tools": strict_tools, "answers": figures}, json)
-    if done < total:
-        options.fail(f"it was interrupted after {done} of {total} questions")
+    options.fail_if_interrupted(done, total, "questions")
 
 
 @bench.command()
@@ -205,8 +200,7 @@ def predictions(
         how = {"model": config.model, "drafter": engine.info.drafter, "dtype": engine.info.dtype}
         result = {**how, "seed": seed, "max_tokens": max_tokens}
         write_json(result | {"figures": [one.as_dict() for one in figures]}, json)
-    if (done := figures[0].prompts) < len(selected):
-        options.fail(f"it was interrupted after {done} of {len(selected)} prompts")
+    options.fail_if_interrupted(figures[0].prompts, len(selected), "prompts")
 
 
 @bench.command()
@@ -240,6 +234,7 @@ def watching(
     import asyncio
 
     from benchmarks import watching as measuring
+    from benchmarks.interrupting import until_interrupted
     from benchmarks.machine import decoding_settings, write_json
     from benchmarks.prompts import BUNDLED_PROMPTS
 
@@ -250,15 +245,12 @@ def watching(
             config, asked, result, rounds=rounds, max_tokens=max_tokens, extra=more, progress=lambda: bar.update(1)
         )
         try:
-            asyncio.run(running)
+            with until_interrupted(lambda: result.num_rounds):
+                asyncio.run(running)
         except httpx.HTTPStatusError as error:
             options.fail(f"--extra {extra}: {error}")
-        except KeyboardInterrupt:
-            if not result.num_rounds:
-                raise
     tables.print_watching(result)
     if json is not None:
         settings = {**decoding_settings(config), "num_requests": num_requests, "max_tokens": max_tokens, "extra": more}
         write_json({"settings": settings} | result.as_dict(), json)
-    if result.num_rounds < rounds:
-        options.fail(f"it was interrupted after {result.num_rounds} of {rounds} rounds")
+    options.fail_if_interrupted(result.num_rounds, rounds, "rounds")

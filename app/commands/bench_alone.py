@@ -46,6 +46,7 @@ def alone(
     cuts = sorted(set(cut or (0.25, 0.5, 0.75)))
     config = options.engine_config(locals() | {"drafter": None, "max_num_seqs": 1, "compile": "off"})
     from benchmarks import alone as measuring
+    from benchmarks.interrupting import until_interrupted
     from benchmarks.machine import decoding_settings, write_text
     from benchmarks.prompts import BUNDLED_PROMPTS, load_prompts
     from speculative import loading as engines
@@ -61,12 +62,9 @@ def alone(
         results: dict[str, list[measuring.Continuation]] = {}
         with typer.progressbar(length=len(configs) * len(selected), label="writing", show_pos=True) as bar:
             measured = measuring.measure(load, configs, selected, cuts=cuts, max_tokens=max_tokens, progress=lambda: bar.update(1))
-            try:
+            with until_interrupted(lambda: results):
                 for name, continuations in measured:
                     results[name] = continuations
-            except KeyboardInterrupt:
-                if not results:
-                    raise
     tables.print_alone(results)
     if json is not None:
         described = {
@@ -77,5 +75,4 @@ def alone(
             "seed": seed,
         }
         write_text(measuring.to_json(results, described), json)
-    if len(results) < len(configs):
-        options.fail(f"it was interrupted after {len(results)} of {len(configs)} drafters")
+    options.fail_if_interrupted(len(results), len(configs), "drafters")

@@ -36,34 +36,33 @@ def gateway(
     at_once = sorted(set(concurrency or (1, 32)))
     config = options.engine_config(locals() | {"max_num_seqs": max(at_once)})
     from benchmarks import gateway as measuring
+    from benchmarks.interrupting import until_interrupted
     from benchmarks.machine import decoding_settings, write_json
     from benchmarks.prompts import BUNDLED_PROMPTS
     from benchmarks.watching import questions
     from speculative.async_engine import AsyncEngine
 
-    result, interrupted = measuring.GatewayResult(), False
+    result, whole = measuring.GatewayResult(), False
     with loading.clear_errors(), typer.progressbar(length=len(at_once) * rounds, label="measuring", show_pos=True) as bar:
         asked = questions(prompts or BUNDLED_PROMPTS, num_requests, seed)
         try:
-            measuring.measure(
-                AsyncEngine.from_config(config),
-                config,
-                asked,
-                result,
-                concurrencies=at_once,
-                rounds=rounds,
-                max_tokens=max_tokens,
-                progress=lambda: bar.update(1),
-            )
+            with until_interrupted(lambda: result.rounds):
+                measuring.measure(
+                    AsyncEngine.from_config(config),
+                    config,
+                    asked,
+                    result,
+                    concurrencies=at_once,
+                    rounds=rounds,
+                    max_tokens=max_tokens,
+                    progress=lambda: bar.update(1),
+                )
+                whole = True
         except measuring.GatewayError as error:
             options.fail(str(error))
-        except KeyboardInterrupt:
-            if not result.rounds:
-                raise
-            interrupted = True
     tables.print_gateway(result)
     if json is not None:
         settings = {**decoding_settings(config), "num_requests": num_requests, "max_tokens": max_tokens, "seed": seed}
         write_json({"settings": settings} | result.as_dict(), json)
-    if interrupted:
+    if not whole:
         options.fail("not everything was measured: it was interrupted")

@@ -82,5 +82,5 @@ def gpu(
         figures["bundled"] = writing.loads(pair.to_json())
     if json is not None:
         write_json(figures, json)
-    if num_prompts and len(pair.prompts) < len(selected):
-        options.fail(f"it was interrupted after {len(pair.prompts)} of {len(selected)} prompts")
+    if num_prompts:
+        options.fail_if_interrupted(len(pair.prompts), len(selected), "prompts")

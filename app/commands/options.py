@@ -228,6 +228,12 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
     raise typer.Exit(code)
 
 
+def fail_if_interrupted(done: int, asked: int, what: str) -> None:
+    """End the program where fewer prompts, rounds or the like were measured than was asked for."""
+    if done < asked:
+        fail(f"it was interrupted after {done} of {asked} {what}")
+
+
 def _explain(problem: ErrorDetails, given: dict[str, Any]) -> str:
     """A problem, under the name by which the user set the value: an option, a variable or a key of the file."""
     message = problem["msg"].removeprefix("Value error, ")
@@ -249,13 +255,13 @@ def _explain(problem: ErrorDetails, given: dict[str, Any]) -> str:
 
 def named(drafters: list[str]) -> dict[str, str]:
     """NAME=FOLDER, or folders alone, as folders by name; ends the program where a part is missing or two have the same name."""
-    for each in drafters:
-        if not all(each.partition("=")[::2] if "=" in each else [each]):
-            fail(f"--drafter {each}: write NAME=FOLDER, or a folder alone", code=2)
     pairs = [
         (name, value) if separator else (Path(name).name or name, name)
         for name, separator, value in (each.partition("=") for each in drafters)
     ]
+    for given, pair in zip(drafters, pairs, strict=True):
+        if not all(pair):
+            fail(f"--drafter {given}: write NAME=FOLDER, or a folder alone", code=2)
     if len(dict(pairs)) < len(pairs):
         fail("--drafter: two have the same name; write NAME=FOLDER", code=2)
     return dict(pairs)

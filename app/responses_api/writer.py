@@ -181,8 +181,8 @@ class ResponseWriter:
             metrics=ResponseMetrics.of([output.stats]),
         )
         end = self._end("response.completed" if complete else "response.incomplete")
-        if output.written is not None and output.written.offline:
-            end.edge = EdgeNote(offline=True)
+        if note := EdgeNote.of_end(output):
+            end.edge = note
         return [*events, end]
 
     def _unfinished(self) -> list[OutputItem]:
