@@ -41,10 +41,9 @@ class KVCache:
     def _allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
         shape = (2, self.num_kv_heads, self.head_dim)
         # Zeros, not empty: masked rows still enter products, and 0 · NaN is NaN.
-        self.data = torch.zeros(
-            self.num_layers, self.num_slots * self.rows_per_slot + 1, 2 * shape[1] * shape[2], dtype=dtype, device=device
-        )
-        self._slots = self.data[:, :-1].unflatten(1, (self.num_slots, self.rows_per_slot)).unflatten(3, shape)
+        rows = self.num_slots * self.rows_per_slot
+        self.data = torch.zeros(self.num_layers, rows, 2 * shape[1] * shape[2], dtype=dtype, device=device)
+        self._slots = self.data.unflatten(1, (self.num_slots, self.rows_per_slot)).unflatten(3, shape)
         self._layers: tuple[Tensor, ...] = self.data.unbind(0)
         if self.data.device.type == "cpu":  # numpy has no bfloat16, and what is moved may be taken for any numbers
             self._numbers = self.data.view(torch.uint8).numpy()
@@ -55,11 +54,6 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes taken."""
         return self.data.nbytes
-
-    @property
-    def padding_row(self) -> int:
-        """The flat row that takes what padding rows write."""
-        return self.num_slots * self.rows_per_slot
 
     def flat_rows(self, slots: Tensor, positions: Tensor) -> Tensor:
         """The flat rows [n] of tokens at ``positions`` [n] of ``slots`` [n]."""

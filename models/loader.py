@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from models.hub import download, repository_of
 from models.layers import Linear
 from models.llama import Llama
 from models.moa import MoA
-from models.published_layer import check_stored, decoder_state, layer_state, take
+from models.published_layer import check_stored, decoder_states, layer_state, take
 from models.reading import json_object
 
 PRETRAINED = Path(__file__).parent / "pretrained"
@@ -209,7 +209,7 @@ def load_decoder(
         model.tie_embeddings()  # each has memory of its own
     absent = tuple(f"model.layers.{index}." for index in range(first))
     tensors = read_tensors(folder, (lambda name: not name.startswith(absent)) if absent else None)
-    fill(model, decoder_state(tensors, config, first, folder), folder)
+    fill(model, decoder_states(tensors, config, first, folder), folder)
     return model.eval().requires_grad_(False)
 
 
@@ -232,7 +232,7 @@ def load_drafter(path_or_id: str | Path, target: DecoderConfig, *, dtype: torch.
     for ours, theirs in MOA_EXTRAS.items():
         if (module := getattr(model, ours)) is not None:
             state.update({f"{ours}.{name}": take(tensors, f"{theirs}.{name}") for name, _ in module.named_parameters()})
-    fill(model, state, folder)
+    fill(model, [state], folder)
     if "draft_vocabulary" in tensors:
         model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)
     model.eval().requires_grad_(False)
@@ -246,7 +246,7 @@ def load_eagle(folder: Path, target: DecoderConfig, *, dtype: torch.dtype, devic
     config = EagleConfig.from_hf(raw, target)
     model = empty(lambda: Eagle(config), dtype, device)
     tensors = read_tensors(folder)
-    fill(model, tensors, folder)
+    fill(model, [tensors], folder)
     if "draft_vocabulary" in tensors:
         model.draft_vocabulary = tensors["draft_vocabulary"].to(device, torch.long)
     return model.eval().requires_grad_(False)
@@ -291,19 +291,21 @@ def _allocate(module: nn.Module, dtype: torch.dtype, device: torch.device | str)
             setattr(part, name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device)))
 
 
-def fill(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
-    """Copy a complete state into the module, casting; names every tensor of the wrong shape."""
+def fill(model: nn.Module, states: Iterable[Mapping[str, Tensor]], folder: Path) -> None:
+    """Copy what are a complete state together into the module, casting; names a tensor that is missing or of the wrong shape."""
     wanted = {name: each for name, each in model.named_parameters(remove_duplicate=False) if not each.is_meta}
-    missing = sorted(set(wanted) - set(state))
-    if missing:
+    for state in states:
+        for name in sorted(set(state) & set(wanted)):
+            _copy(name, state[name], wanted.pop(name), folder)
+    if missing := sorted(wanted):
         raise CheckpointError(f"{folder} lacks weights for {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            if parameter.shape != state[name].shape:
-                raise CheckpointError(
-                    f"{folder}: {name} has shape {tuple(state[name].shape)}, the config asks for {tuple(parameter.shape)}"
-                )
-            check_stored(name, state[name])
-            parameter.copy_(state[name])
-            if not parameter.view(-1)[:SAMPLED].isfinite().all():
-                raise CheckpointError(f"{folder}: {name} is not finite: the file is damaged, or its training has diverged")
+
+
+@torch.no_grad()
+def _copy(name: str, stored: Tensor, parameter: Tensor, folder: Path) -> None:
+    if parameter.shape != stored.shape:
+        raise CheckpointError(f"{folder}: {name} has shape {tuple(stored.shape)}, the config asks for {tuple(parameter.shape)}")
+    check_stored(name, stored)
+    parameter.copy_(stored)
+    if not parameter.view(-1)[:SAMPLED].isfinite().all():
+        raise CheckpointError(f"{folder}: {name} is not finite: the file is damaged, or its training has diverged")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -60,16 +60,20 @@ def check_head(tensors: Mapping[str, Tensor], config: DecoderConfig, folder: Pat
         )
 
 
-def decoder_state(tensors: Mapping[str, Tensor], config: DecoderConfig, first_layer: int, folder: Path) -> dict[str, Tensor]:
-    """A published target, from ``first_layer`` on, -> ours."""
+def decoder_states(
+    tensors: Mapping[str, Tensor], config: DecoderConfig, first_layer: int, folder: Path
+) -> Iterator[dict[str, Tensor]]:
+    """A published target, from ``first_layer`` on, -> ours: what is outside of layers, then one layer after the other.
+
+    Projections are joined as a layer is asked for: all of them together would take as much memory as the target.
+    """
     check_head(tensors, config, folder)
-    state = {name: take(tensors, theirs) for name, theirs in ends(config).items()}
+    yield {name: take(tensors, theirs) for name, theirs in ends(config).items()}
     with torch.device("meta"):
         shape = Llama(config).borrowed(0)[0]
     for index in range(first_layer, config.num_layers):
         layer = layer_state(tensors, f"model.layers.{index}.", shape)
-        state.update({f"layers.{index}.{name}": value for name, value in layer.items()})
-    return state
+        yield {f"layers.{index}.{name}": value for name, value in layer.items()}
 
 
 def layer_state(tensors: Mapping[str, Tensor], prefix: str, layer: DecoderLayer) -> dict[str, Tensor]:

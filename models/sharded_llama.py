@@ -216,7 +216,7 @@ def load_leading(folder: Path, size: int, *, dtype: torch.dtype, device: torch.d
         check_head(tensors, config, folder)
         for ours, theirs in ends(config).items():
             module, _, name = ours.rpartition(".")
-            fill(model.get_submodule(module), {name: take(tensors, theirs)}, folder)
+            fill(model.get_submodule(module), [{name: take(tensors, theirs)}], folder)
         _fill_layers(model, tensors, folder)
     finally:
         tensors.close()
@@ -239,11 +239,11 @@ def load_follower(folder: Path, part: Part, *, dtype: torch.dtype, device: torch
     tensors = ShardedTensors(folder, part)
     try:
         names = ends(config)
-        fill(model.norm, {"weight": take(tensors, names["norm.weight"])}, folder)
+        fill(model.norm, [{"weight": take(tensors, names["norm.weight"])}], folder)
         if names["lm_head.weight"] not in tensors:
             take(tensors, names["lm_head.weight"])
         head = tensors.rows(names["lm_head.weight"], part.of_vocabulary(config.vocab_size))
-        fill(model.lm_head, {"weight": nn.functional.pad(head, (0, 0, 0, rows - len(head)))}, folder)
+        fill(model.lm_head, [{"weight": nn.functional.pad(head, (0, 0, 0, rows - len(head)))}], folder)
         _fill_layers(model, tensors, folder)
     finally:
         tensors.close()
@@ -253,4 +253,4 @@ def load_follower(folder: Path, part: Part, *, dtype: torch.dtype, device: torch
 def _fill_layers(model: Llama, tensors: ShardedTensors, folder: Path) -> None:
     """A layer at a time: no more than one is there twice."""
     for index, layer in enumerate(model.borrowed(0)):
-        fill(layer, layer_state(tensors, f"model.layers.{index}.", layer), folder)
+        fill(layer, [layer_state(tensors, f"model.layers.{index}.", layer)], folder)

@@ -23,15 +23,18 @@ using tiles::numbers;
 
 template <class Number>
 struct Decoder : torch::CustomClassHolder {
-  // `tensors`: embedding, cosines and sines [positions, d/2], final norm, and six of each layer; products' weights are tiled, gates
-  // and what they let through in turns of 16.
+  // `tensors`: embedding, cosines and sines [positions, d/2], final norm, the first six of each layer (tiles::Layer), and of each layer
+  // the three that may be empty; products' weights are tiled, gates and what they let through in turns of 16.
   Decoder(const std::vector<at::Tensor>& tensors, int64_t kv_heads, int64_t head_dim, double eps)
       : embedding_(tensors.at(0)), cos_(tensors.at(1)), sin_(tensors.at(2)), norm_(tensors.at(3)), kv_heads_(kv_heads),
         head_dim_(head_dim), eps_(eps) {
     TORCH_CHECK(tiles::available(), "this CPU lacks what operators are compiled for");
-    TORCH_CHECK(tensors.size() > 4 && (tensors.size() - 4) % 6 == 0, "a decoder has layers, and a layer six tensors");
-    for (size_t i = 4; i < tensors.size(); i += 6) {
-      layers_.push_back({tensors[i], tensors[i + 1], tensors[i + 2], tensors[i + 3], tensors[i + 4], tensors[i + 5]});
+    TORCH_CHECK(tensors.size() > 4 && (tensors.size() - 4) % 9 == 0, "a decoder has layers, and a layer nine tensors");
+    TORCH_CHECK(head_dim <= tiles::kMostHead, "a head has ", tiles::kMostHead, " numbers at most");
+    const size_t count = (tensors.size() - 4) / 9, rest = 4 + 6 * count;
+    for (size_t layer = 0; layer < count; ++layer) {
+      const auto *of = &tensors[4 + 6 * layer], *may_be = &tensors[rest + 3 * layer];
+      layers_.push_back({of[0], of[1], of[2], of[3], of[4], of[5], may_be[0], may_be[1], may_be[2]});
     }
     for (const at::Tensor& tensor : tensors) TORCH_CHECK(tiles::is_read<Number>(tensor), "weights are dense and of one type");
   }
@@ -63,7 +66,7 @@ struct Decoder : torch::CustomClassHolder {
   std::vector<at::Tensor> run_rows(
       const Rows& given, const at::Tensor& mask, at::ArrayRef<at::Tensor> caches, int64_t wanted = 0, int64_t later = 0) {
     const int64_t rows = given.count, *ids = given.ids, *positions = given.positions, *write = given.write;
-    const int64_t size = embedding_.size(1), half = head_dim_ / 2, kv_size = 2 * kv_heads_ * head_dim_;
+    const int64_t size = embedding_.size(1), kv_size = 2 * kv_heads_ * head_dim_;
     check(given, caches, kv_size);
     const int64_t q_size = layers_[0].output.size(1) * tiles::kPairs;
     const auto options = embedding_.options();
@@ -84,13 +87,14 @@ struct Decoder : torch::CustomClassHolder {
       const at::Tensor& cache = caches[index];
       auto* kept = cache.data_ptr<Number>();
       tiles::normalize<Number>(stream, layer.input_norm, eps_, room.normed);
-      tiles::product<Number>(tiles::rows_of(room.normed), layer.qkv, tiles::ToRows<Number>{projected, q_size + kv_size});
+      const tiles::ToRows<Number> to_rows{projected, q_size + kv_size, tiles::numbers_if_any<Number>(layer.qkv_bias)};
+      tiles::product<Number>(tiles::rows_of(room.normed), layer.qkv, to_rows);
+      const Number *q_norm = tiles::numbers_if_any<Number>(layer.q_norm), *k_norm = tiles::numbers_if_any<Number>(layer.k_norm);
       tiles::for_rows(rows, [&](int64_t row) {
-        const Number *cos = numbers<Number>(cos_) + positions[row] * half, *sin = numbers<Number>(sin_) + positions[row] * half;
         const Number* from = projected + row * (q_size + kv_size);
         Number *to = asked + row * q_size, *keys = kept + write[row] * kv_size;
-        for (int64_t i = 0; i < q_size; i += head_dim_) tiles::rotate(from + i, cos, sin, half, to + i);
-        for (int64_t i = 0; i < kv_size / 2; i += head_dim_) tiles::rotate(from + q_size + i, cos, sin, half, keys + i);
+        turn_heads(from, q_size, q_norm, positions[row], to);
+        turn_heads(from + q_size, kv_size / 2, k_norm, positions[row], keys);
         std::copy_n(from + q_size + kv_size / 2, kv_size / 2, keys + kv_size / 2);
       });
       if (wanted == 0 || index + 1 < layers_.size()) {
@@ -127,6 +131,17 @@ struct Decoder : torch::CustomClassHolder {
   }
 
  private:
+  // The heads of a row at a position of the text, normed first where there is a weight for that.
+  SIMD void turn_heads(const Number* from, int64_t size, const Number* weight, int64_t position, Number* to) const {
+    const int64_t half = head_dim_ / 2;
+    const Number *cos = numbers<Number>(cos_) + position * half, *sin = numbers<Number>(sin_) + position * half;
+    Number normed[tiles::kMostHead];
+    for (int64_t i = 0; i < size; i += head_dim_) {
+      if (weight != nullptr) tiles::norm_head(from + i, weight, eps_, head_dim_, normed);
+      tiles::rotate(weight != nullptr ? normed : from + i, cos, sin, half, to + i);
+    }
+  }
+
   void check(const Rows& rows, at::ArrayRef<at::Tensor> caches, int64_t kv_size) const {
     TORCH_CHECK(rows.count > 0 && caches.size() == layers_.size(), "a decoder of ", layers_.size(), " layers got ", caches.size(), " caches");
     for (const at::Tensor& cache : caches) {

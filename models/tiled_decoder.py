@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,17 +15,23 @@ from models.tiles import operator_class
 
 
 def suits(target: Llama) -> bool:
-    """Whether the operator does what ``target`` does: layers without biases, norms of heads, or sizes that do not fill tiles."""
+    """Whether the operator does what ``target`` does: no biases but of queries, keys and values, and sizes that fill tiles."""
     config = target.config
-    if not cached_attention.suits(target.dtype, config.head_dim) or config.qk_norm:
+    if not cached_attention.suits(target.dtype, config.head_dim) or config.output_bias or config.mlp_bias:
         return False
     linears = [module for layer in target.layers for module in layer.modules() if isinstance(module, Linear)]
-    return all(linear.bias is None and tiled_linear.suits(linear.weight) for linear in linears)
+    return all(tiled_linear.suits(linear.weight) for linear in linears)
 
 
-def tiled_decoder(target: Llama) -> TiledLayers:
+def suits_whole(target: Llama) -> bool:
+    """Whether operators do all that ``target`` does; it may be on the meta device, without weights."""
+    return suits(target) and suits_head(target)
+
+
+def tiled_decoder(target: Llama, *, released: int = 0) -> TiledLayers:
     """Stands in for ``target``'s layers as ``compiled.decoder_graph`` does, with a copy of their weights.
 
+    The first ``released`` layers give their own back, one by one, so that there is never more than a layer of both.
     ``graph_runner.load_runner`` must have been called. Other threads go on while it runs.
     """
     config = target.config
@@ -35,9 +42,20 @@ def tiled_decoder(target: Llama) -> TiledLayers:
     dense = [tensor.to(target.dtype).contiguous() for tensor in others]
     layers = [layer for layer in target.layers if isinstance(layer, DecoderLayer)]
     size = sum(parameter.nbytes for parameter in target.layers.parameters())
-    weights = tiled_linear.in_one_piece((tensor for layer in layers for tensor in layer_tensors(layer)), size)
+    weights = tiled_linear.in_one_piece(_weights(layers, released), size)
+    weights += [tensor for layer in layers for tensor in _other_tensors(layer)]
     sizes = config.num_kv_heads, config.head_dim, config.rms_norm_eps
     return TiledLayers(operator_class("Decoder", target.dtype)(dense + weights, *sizes))
+
+
+def _weights(layers: list[DecoderLayer], released: int) -> Iterator[Tensor]:
+    """What the operators read of each layer in turn, to be copied at once; of some of them nothing is left after that."""
+    for index, layer in enumerate(layers):
+        yield from layer_tensors(layer)
+        if index < released:
+            for module in layer.modules():
+                if isinstance(module, Linear):
+                    module.release()
 
 
 class TiledLayers:
@@ -86,6 +104,13 @@ def layer_tensors(layer: DecoderLayer) -> list[Tensor]:
         tiled_linear.tiled(in_turns(layer.mlp.gate_up.weight.detach())),
         tiled_linear.tiled(layer.mlp.down.weight.detach()),
     ]
+
+
+def _other_tensors(layer: DecoderLayer) -> list[Tensor]:
+    """What not all layers have; what this one lacks is empty."""
+    norms = [None if norm is None else norm.weight for norm in (layer.q_norm, layer.k_norm)]
+    nothing = layer.qkv.weight.new_empty(0)
+    return [nothing if each is None else each.detach().contiguous() for each in (layer.qkv.bias, *norms)]
 
 
 def in_turns(gate_up: Tensor) -> Tensor:

@@ -16,6 +16,7 @@
 namespace tiles {
 
 constexpr int64_t kRowsPerThread = 64;  // of work that takes a microsecond a row
+constexpr int64_t kMostHead = 256;      // numbers of a head, as cached_attention.suits says
 
 // x / rms(x) * weight of a row.
 template <class Number>
@@ -53,6 +54,14 @@ SIMD inline void embed(const Number* embedding, int64_t size, float* out) {
 template <class Number>
 SIMD inline void narrow_row(const float* from, int64_t size, Number* to) {
   for (int64_t i = 0; i < size; i += kTile) wide::narrow(wide::first(size - i), to + i, wide::load(from + i));
+}
+
+// x / rms(x) * weight of a head of at most kMostHead numbers.
+template <class Number>
+SIMD inline void norm_head(const Number* head, const Number* weight, double eps, int64_t size, Number* out) {
+  alignas(64) float widened[kMostHead];
+  embed(head, size, widened);
+  norm(widened, weight, eps, size, out);
 }
 
 // Adds sums to rows of the stream of residuals.
@@ -105,6 +114,12 @@ const Number* numbers(const at::Tensor& tensor) {
   return tensor.const_data_ptr<Number>();
 }
 
+// The same of one that may be empty: null then.
+template <class Number>
+const Number* numbers_if_any(const at::Tensor& tensor) {
+  return tensor.numel() == 0 ? nullptr : numbers<Number>(tensor);
+}
+
 template <class Number>
 Number* written(const at::Tensor& tensor) {
   return tensor.data_ptr<Number>();
@@ -126,9 +141,11 @@ inline Rows rows_of(const at::Tensor& x) {
   return {static_cast<const char*>(x.const_data_ptr()), x.size(1) * x.element_size(), x.size(0)};
 }
 
-// Norms' weights, and products' as `tiled` lays them out; gates and what they let through in turns of 16.
+// Norms' weights, and products' as `tiled` lays them out; gates and what they let through in turns of 16. Some layers have a bias of
+// queries, keys and values, or norms of each head of queries and keys; where they are empty, there are none.
 struct Layer {
   at::Tensor input_norm, qkv, output, mlp_norm, gate_up, down;
+  at::Tensor qkv_bias = {}, q_norm = {}, k_norm = {};
 };
 
 // Room for what enters a layer's products [n, size] and leaves its gates [n, hidden].

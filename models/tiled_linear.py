@@ -77,7 +77,10 @@ def put_in_order(tensors: list[Tensor], order: Iterable[int]) -> None:
 
 
 def suits(weight: Tensor) -> bool:
-    """Whether this CPU has what the operator is for, and it takes a weight [out, in] of this type and these sizes."""
+    """Whether this CPU has what the operator is for, and it takes a weight [out, in] of this type and these sizes.
+
+    One on the meta device, whose numbers are still to be read, is taken for the CPU's.
+    """
     outputs, inputs = weight.shape
     fits = outputs % PANEL == 0 and inputs % _INPUTS == 0
-    return has_operators() and weight.dtype in TYPES and weight.device.type == "cpu" and fits
+    return has_operators() and weight.dtype in TYPES and weight.device.type in ("cpu", "meta") and fits

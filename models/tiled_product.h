@@ -233,14 +233,21 @@ void product(Rows x, const at::Tensor& weight, const Write& write, bool near = f
   by_vectors(left_of<Number>(x, panels.steps * kPairs), panels);
 }
 
-// Writes a panel's sums into rows of `width` numbers.
+// Writes a panel's sums into rows of `width` numbers, with a bias where there is one.
 template <class Number>
 struct ToRows {
   Number* out;
   int64_t width;
+  const Number* bias = nullptr;
 
   SIMD inline void operator()(int64_t panel, int64_t row, const float* sums) const {
-    wide::narrow(out + row * width + panel * kPanel, wide::load(sums), wide::load(sums + kTile));
+    wide::Floats low = wide::load(sums), high = wide::load(sums + kTile);
+    if (bias != nullptr) {
+      const Number* added = bias + panel * kPanel;
+      low = low + wide::widen(wide::first(kTile), added);
+      high = high + wide::widen(wide::first(kTile), added + kTile);
+    }
+    wide::narrow(out + row * width + panel * kPanel, low, high);
   }
 };
 

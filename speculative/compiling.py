@@ -12,14 +12,15 @@ from models.compiled import DYNAMIC, Graph, decoder_graph
 from models.graph_runner import load_graph, load_long_graph, load_runner, of_dense
 from models.kv_cache import KVCache
 from models.llama import Llama, of_all_rows
-from models.tiled_decoder import TiledLayers, suits, suits_head, tiled_decoder, tiled_head
+from models.tiled_decoder import TiledLayers, suits, suits_head, suits_whole, tiled_decoder, tiled_head
 from speculative.batch import TreeLayout, layout_operator, layout_suits
 from speculative.config import EngineConfig
+from speculative.drafters.independent import IndependentDrafter
 from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_graphs import drafter_graphs, use_compiled
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
-from speculative.packages import CompileCacheError, Recipe, packages
+from speculative.packages import CompileCacheError, Recipe, compiles_graphs, packages
 from speculative.sampling import argmax
 from speculative.tiled_verification import TiledVerification
 
@@ -44,7 +45,8 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     # Graphs are tuned for a number of threads, which something else in this process may have set.
     slots = engine.cache.num_slots  # which a limit to memory may have made fewer
     config = dataclasses.replace(config, num_threads=torch.get_num_threads(), max_num_seqs=slots, memory_limit=None)
-    paths, runner = packages(_graphs(engine), Recipe(__name__, engine_graphs.__name__, dataclasses.asdict(config)))
+    graphs, drafter = _graphs(engine, config), _compiled_drafter(engine, config)
+    paths, runner = packages(graphs, Recipe(__name__, engine_graphs.__name__, dataclasses.asdict(config)))
     target = engine.target
     try:
         load_runner(runner)
@@ -56,7 +58,7 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
         raise CompileCacheError(
             f"cannot load what was compiled into {runner.parent}: {error} (deleted, it is compiled anew)"
         ) from error
-    target.compiled = tiled_decoder(target) if decoder is None else of_all_rows(decoder)
+    target.compiled = of_all_rows(decoder) if decoder is not None else tiled_decoder(target, released=own_layers(engine))
     head = None if "head" in loaded else tiled_head(target)
     layout = None if "layout" in loaded else layout_operator(engine.cache, target.config.groups)
     engine.compiled = {"head": loaded.pop("head") if head is None else of_dense(head.run)}
@@ -68,27 +70,43 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     if isinstance(target.compiled, TiledLayers) and head is not None and layout is not None and taps_suit:
         layers = target.compiled.operator
         engine.tree_pass = TiledVerification(layout, layers, head, engine.cache, taps=bool(engine.taps))
-    drafter = innermost(engine.drafter)
-    if isinstance(drafter, MoADrafter) and not drafter.borrowed:
+    if drafter is not None:
         use_compiled(drafter, loaded)
+    elif isinstance(other := innermost(engine.drafter), IndependentDrafter) and suits_whole(other.model):
+        other.use_operators()
+
+
+def own_layers(engine: Engine) -> int:
+    """How many of the target's first layers are its alone; some drafters run through the last ones."""
+    drafter = innermost(engine.drafter)
+    return engine.target.config.num_layers - (drafter.borrowed if isinstance(drafter, MoADrafter) else 0)
 
 
 def engine_graphs(**config: Any) -> list[Graph]:
     """The graphs of the engine that an EngineConfig's fields describe."""
     from speculative.loading import load_uncompiled
 
-    return _graphs(load_uncompiled(EngineConfig(**config)))
+    return _graphs(load_uncompiled(EngineConfig(**config)), EngineConfig(**config))
 
 
-def _graphs(engine: Engine) -> list[Graph]:
+def _compiled_drafter(engine: Engine, config: EngineConfig) -> MoADrafter | None:
+    """The drafter, where it is not left uncompiled: beside a large target it has operators for all that it does, or none."""
+    drafter = innermost(engine.drafter)
+    if not isinstance(drafter, MoADrafter) or drafter.borrowed:
+        return None
+    if compiles_graphs(config.compile, engine.target):
+        return drafter
+    return None if drafter_graphs(drafter, engine.cache) else drafter
+
+
+def _graphs(engine: Engine, config: EngineConfig) -> list[Graph]:
     target = engine.target
     graphs = [] if suits_head(target) else [_head_graph(target)]
     if not layout_suits(engine.cache):
         graphs.append(layout_graph(engine.cache, target.config.groups))
     if not suits(target):
         graphs.append(decoder_graph(target))
-    drafter = innermost(engine.drafter)
-    if isinstance(drafter, MoADrafter) and not drafter.borrowed:
+    if (drafter := _compiled_drafter(engine, config)) is not None:
         graphs += drafter_graphs(drafter, engine.cache)
     return graphs
 

@@ -29,7 +29,8 @@ from models.loader import (
     target_config,
 )
 from models.target_weights import is_for_other_weights
-from speculative.compiling import compile_engine
+from models.tiled_decoder import suits_whole
+from speculative.compiling import compile_engine, own_layers
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.cost_measuring import measure_costs, measure_reading
 from speculative.costs import StepCosts
@@ -48,7 +49,7 @@ from speculative.errors import EngineLoadError, EngineLostError, InvalidRequestE
 from speculative.fingerprints import fingerprint, pair_fingerprint
 from speculative.found_drafter import FoundDrafter, find_drafter, load_independent
 from speculative.memory_measuring import keep_few_kernels, memory_needs, resident_bytes
-from speculative.packages import or_uncompiled
+from speculative.packages import compiles_graphs, or_uncompiled
 from speculative.placement import engine_compiles, engine_dtype, torch_device
 from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
 from speculative.ranks import Ranks
@@ -93,8 +94,7 @@ def _load(config: EngineConfig, failed: ExitStack) -> Engine:
     drafter = innermost(engine.drafter)
     if isinstance(drafter, TreeDrafter) and not drafter.runs_compiled:
         drafter.pack()
-    borrowed = drafter.borrowed if isinstance(drafter, MoADrafter) else 0
-    engine.target.release_layers(engine.target.config.num_layers - borrowed)
+    engine.target.release_layers(own_layers(engine))
     if replays(config, engine.target.device):
         replay_engine(engine)
     engine.scheduler.budget.costs = measure_reading(engine)
@@ -234,10 +234,13 @@ def _drafter(
             eagle,
         )
     if found.kind == "independent":
-        model = load_independent(found, target.config, dtype=small, device=target.device)
+        compiled = engine_compiles(config, target, target.device)
+        model = load_independent(found, target.config, dtype=target.dtype if compiled else small, device=target.device)
+        model = model if suits_whole(model) else model.to(small)
         return lambda slots, length: with_text(IndependentDrafter(model, slots, length, shape), lookup), model
-    dtype = target.dtype if engine_compiles(config, target, target.device) else small
-    moa = load_drafter(folder, target.config, dtype=dtype, device=target.device)
+    by_operators = bool(read_json(folder, "config.json").get("draft_block_size"))  # others are left uncompiled beside large targets
+    compiled = engine_compiles(config, target, target.device) and (by_operators or compiles_graphs(config.compile, target))
+    moa = load_drafter(folder, target.config, dtype=target.dtype if compiled else small, device=target.device)
 
     def make(slots: int, length: int) -> Drafter:
         window, sent = moa_windows(config.draft_window, target.device, length)

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from models.llama import Llama
+from models.tiled_decoder import suits_whole
 from speculative.engine import Engine
 from speculative.grammar import KEPT_BYTES
 from speculative.memory import MemoryNeeds
@@ -64,7 +66,7 @@ def memory_needs(engine: Engine, network: nn.Module | None, resident: int | None
         process=process,
         weights=weights,
         drafter_weights=drafter_weights,
-        copies=_copies(engine, drafter_weights, compiled=compiled) if on_cpu else 0,
+        copies=_copies(engine, network, drafter_weights, compiled=compiled) if on_cpu else 0,
         working=_working(engine, engine.scheduler.budget.most) + (_SCRATCH + KEPT_BYTES if on_cpu else 0),
         working_sequence=_working(engine, engine.cache.scratch) + engine.cache.scratch * target.config.vocab_size * 2 * 4,
         sequence=engine.cache.nbytes // engine.cache.num_slots,
@@ -73,13 +75,19 @@ def memory_needs(engine: Engine, network: nn.Module | None, resident: int | None
     )
 
 
-def _copies(engine: Engine, drafter_weights: int, *, compiled: bool) -> int:
+def _copies(engine: Engine, network: nn.Module | None, drafter_weights: int, *, compiled: bool) -> int:
     """Weights that are kept in two layouts; those of the target's layers are released once they have another."""
     target = engine.target
     layers = weight_bytes(target.layers)
-    if compiled:
-        return COMPILED_COPIES * (weight_bytes(target) + drafter_weights) - layers
-    return weight_bytes(target) + drafter_weights - layers if target.dtype == torch.bfloat16 else 0
+    if not compiled:
+        return weight_bytes(target) + drafter_weights - layers if target.dtype == torch.bfloat16 else 0
+    # What operators have of layers is in the place of what was loaded.
+    of_drafter = COMPILED_COPIES * drafter_weights
+    if isinstance(network, Llama) and suits_whole(network):
+        of_drafter = weight_bytes(network.lm_head)
+    if suits_whole(target):
+        return weight_bytes(target.lm_head) + of_drafter
+    return COMPILED_COPIES * weight_bytes(target) - layers + of_drafter
 
 
 def _working(engine: Engine, rows: int) -> int:

@@ -44,7 +44,10 @@ LOCK = "compiling.lock"
 """The file in the cache that one process at a time holds while it compiles."""
 
 LARGEST_COMPILED = 500_000_000
-"""Parameters up to which compilation is tried unasked: beyond, weights take the time, and each graph keeps a copy of them."""
+"""Parameters up to which PyTorch's compiler is run unasked: beyond, weights take the time, and each graph keeps a copy of them.
+
+Operators of our own need no compiling for a model, and what they have of its weights is in the place of what was loaded.
+"""
 
 NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What is said where a disk is full, or a limit to files or their owner is reached."""
@@ -84,20 +87,27 @@ class Recipe:
     arguments: dict[str, Any]
 
     def graphs(self) -> dict[str, Graph]:
-        """By name."""
+        """By name; it may load the whole model."""
         made: list[Graph] = getattr(import_module(self.module), self.function)(**self.arguments)
         return {graph.name: graph for graph in made}
 
 
-def compiles(choice: Compile, module: nn.Module, device: torch.device, reason: str | None = None) -> bool:
-    """Whether to compile what computes with ``module``, unless a ``reason`` speaks against it.
+def compiles_graphs(choice: Compile, module: nn.Module) -> bool:
+    """Whether PyTorch's compiler is to be run for what computes with ``module``: it was asked for, or the network is small."""
+    return choice == "on" or (choice == "auto" and sum(p.numel() for p in module.parameters()) <= LARGEST_COMPILED)
+
+
+def compiles(
+    choice: Compile, module: nn.Module, device: torch.device, reason: str | None = None, *, by_operators: bool = False
+) -> bool:
+    """Whether to compile what computes with ``module``, unless a ``reason`` speaks against it; ``by_operators``: without any graph.
 
     Raises EngineLoadError where it was asked for and cannot be.
     """
     if choice == "off":
         return False
     reason = unsupported(device) or reason
-    if reason is None and choice == "auto" and sum(p.numel() for p in module.parameters()) > LARGEST_COMPILED:
+    if reason is None and not by_operators and not compiles_graphs(choice, module):
         reason = "the model is so large that its products outweigh what compilation saves"
     if reason is not None and choice == "on":
         raise EngineLoadError(f"--compile on: {reason}")
@@ -206,14 +216,13 @@ def main() -> None:
         if not (recipe := lines.get()):
             return
         try:
-            busy.set()
-            graphs = Recipe(**json.loads(recipe)).graphs()
-            busy.clear()
+            graphs: dict[str, Graph] = {}
             while name := lines.get():
                 busy.set()
                 if name == RUNNER:
                     build_runner(runner_path(cache))
                 else:
+                    graphs = graphs or Recipe(**json.loads(recipe)).graphs()
                     compile_graph(graphs[name], _package(cache, graphs[name]))
                 busy.clear()
                 print(name, file=done, flush=True)

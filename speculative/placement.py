@@ -11,6 +11,7 @@ from models.eagle import ARCHITECTURE as EAGLE
 from models.eagle import EagleConfig
 from models.llama import Llama
 from models.loader import read_json, resolve, target_config
+from models.tiled_decoder import suits_whole
 from models.tiles import has_operators, multiplies_bfloat16
 from speculative.config import EngineConfig
 from speculative.errors import EngineLoadError
@@ -58,7 +59,7 @@ def engine_compiles(config: EngineConfig, target: Llama, device: torch.device, t
         reason = "this drafter reads inner layers of the target, which a compiled one hides"
     if config.tensor_parallel_size > 1:
         reason = f"with --tensor-parallel-size {config.tensor_parallel_size} layers wait for other processes, which no graph can"
-    return compiles(config.compile, target, device, reason)
+    return compiles(config.compile, target, device, reason, by_operators=suits_whole(target))
 
 
 def _taps(config: EngineConfig, target: DecoderConfig) -> tuple[int, ...]:

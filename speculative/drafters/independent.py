@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from models.kv_cache import KVCache
 from models.llama import Llama
 from models.loader import optimize_for_inference
 from models.plans import span_of
+from models.tiled_decoder import tiled_decoder, tiled_head
 from speculative.drafters.base import VerifiedTokens
 from speculative.drafters.growth import Candidates, Frontier, Level, expand
 from speculative.drafters.tree_drafter import TreeDrafter, frontier_plan, root_mask
@@ -26,6 +29,17 @@ class IndependentDrafter(TreeDrafter):
         self.scratch = 1 + shape.depth * shape.breadth
         self.cache = model.new_cache(num_slots, self.scratch, length)
         super().__init__(model.device, [self.cache])
+        self._tiled_head: Any = None
+
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether operators stand in for the model."""
+        return self.model.compiled is not None
+
+    def use_operators(self) -> None:
+        """Let operators stand in for a model that they are for; ``graph_runner.load_runner`` must have been called."""
+        self.model.compiled = tiled_decoder(self.model, released=self.model.config.num_layers)
+        self._tiled_head = tiled_head(self.model)
 
     def pack(self) -> None:
         """Prepare the network's weights for inference."""
@@ -36,7 +50,10 @@ class IndependentDrafter(TreeDrafter):
         model = self.model
         plan, order = _ragged_plan(self.cache, model.config.groups, verified.slots, verified.positions)
         token_ids = torch.zeros(plan.batch * plan.rows, dtype=torch.long, device=self.device)
-        model.run_layers(model.embed(token_ids.index_copy_(0, order, verified.token_ids)), plan, self.cache, first_layer=0)
+        token_ids.index_copy_(0, order, verified.token_ids)
+        model(
+            token_ids, plan, self.cache, wanted=len(token_ids) if plan.batch == 1 else 0
+        )  # keys and values are all that is wanted
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """The mask of the scratch row that is the root's own."""
@@ -48,15 +65,16 @@ class IndependentDrafter(TreeDrafter):
         """As in TreeDrafter."""
         model, frontier = self.model, level.frontier
         plan = frontier_plan(self.cache, model.config.groups, level, frontier.inherited)
-        hidden = model.run_layers(model.embed(frontier.tokens.flatten()), plan, self.cache, first_layer=0)
-        logits = model.logits(hidden).float().unflatten(0, frontier.tokens.shape)
-        return None, *expand(level, logits, None, breadth, frontier.inherited, masked=True)
+        hidden = model(frontier.tokens.flatten(), plan, self.cache)
+        logits = model.logits(hidden).float() if self._tiled_head is None else self._tiled_head.run([hidden])[0]
+        return None, *expand(level, logits.unflatten(0, frontier.tokens.shape), None, breadth, frontier.inherited, masked=True)
 
 
 def _ragged_plan(cache: KVCache, groups: int, slots: Tensor, positions: Tensor) -> tuple[AttentionPlan, Tensor]:
     """New tokens of some slots, each sequence's in order and in line, and the row [n] of each in the plan.
 
-    Slots from the first to the last have as many rows as the one with the most; those to spare write where nobody reads.
+    Slots from the first to the last have as many rows as the one with the most; those to spare write into the slot's first scratch
+    row, which is written anew before it is read.
     """
     device = slots.device
     first, last = int(slots.min()), int(slots.max())
@@ -66,7 +84,8 @@ def _ragged_plan(cache: KVCache, groups: int, slots: Tensor, positions: Tensor) 
     starts = counts.cumsum(0) - counts
     order = (slots - first) * rows + torch.arange(len(slots), device=device) - starts.repeat_interleave(counts)
     where = torch.zeros(batch * rows, dtype=torch.long, device=device).index_copy_(0, order, positions)
-    write = torch.full_like(where, cache.padding_row).index_copy_(0, order, cache.flat_rows(slots, positions))
+    spare = torch.arange(first, last + 1, device=device).repeat_interleave(rows) * cache.rows_per_slot
+    write = spare.index_copy_(0, order, cache.flat_rows(slots, positions))
     columns = torch.arange(-cache.scratch, span_of(cache, int(positions.max()) + 1), device=device)
     seen = (columns >= 0) & (columns <= where.view(batch, rows, 1).repeat_interleave(groups, dim=1).unsqueeze(1))
     return AttentionPlan(first, batch, rows, where, write, additive(seen, cache.data.dtype)), order

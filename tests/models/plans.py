@@ -47,7 +47,7 @@ def lineage(node: int, parents: Sequence[int]) -> list[int]:
 
 
 def plan(cache: KVCache, groups: int, sequences: Sequence[Sequence[Row]], *, first_slot: int = 0) -> AttentionPlan:
-    """One sequence per slot from ``first_slot`` on; shorter ones are padded with rows that write to the padding row.
+    """One sequence per slot from ``first_slot`` on; shorter ones are padded with rows that write where the longest text would end.
 
     ``groups`` query heads share a KV head.
     """
@@ -63,7 +63,7 @@ def plan(cache: KVCache, groups: int, sequences: Sequence[Sequence[Row]], *, fir
             write.append(cache.flat_row(first_slot + index, row.stored))
         padding = rows - len(sequence)
         positions.extend([0] * padding)
-        write.extend([cache.padding_row] * padding)
+        write.extend([cache.flat_row(first_slot + index, cache.length - 1)] * padding)
     mask = torch.zeros(allowed.shape, dtype=cache.data.dtype).masked_fill(~allowed, float("-inf"))
     return AttentionPlan(
         first_slot=first_slot,

@@ -48,12 +48,11 @@ def by_lists(cache: KVCache, source: Tensor, destination: Tensor) -> None:
 MOVES = [by_tensors, by_lists]
 
 
-def test_slots_hold_their_scratch_rows_first_and_padding_comes_last(cache: KVCache) -> None:
+def test_slots_hold_their_scratch_rows_first(cache: KVCache) -> None:
     assert cache.flat_row(0, -SCRATCH) == 0
     assert cache.flat_row(0, 0) == 4
     assert cache.flat_row(1, -SCRATCH) == 10
     assert cache.flat_row(2, LENGTH - 1) == 29
-    assert cache.padding_row == 30
 
 
 def test_a_new_cache_holds_finite_rows(cache: KVCache) -> None:
@@ -96,12 +95,6 @@ def test_views_stay_right_after_many_different_spans(cache: KVCache) -> None:
                 keys, _ = cache.read(0, slot, batch, span)
                 expected = 4 if slot <= 1 < slot + batch and span > SCRATCH else 0
                 assert keys.max() == expected, (slot, batch, span)
-
-
-def test_padding_is_never_seen_by_a_slot(cache: KVCache) -> None:
-    cache.write(0, torch.tensor([cache.padding_row, cache.padding_row]), marked(float("nan"), float("nan")))
-    keys, values = cache.read(0, 0, SLOTS, SCRATCH + LENGTH)
-    assert keys.isfinite().all() and values.isfinite().all()
 
 
 @pytest.mark.parametrize("move", MOVES)
@@ -162,7 +155,7 @@ def test_gathered_rows_hold_all_layers_of_each_token(cache: KVCache) -> None:
 
 def test_its_size_in_bytes_counts_every_row() -> None:
     cache = KVCache(2, 3, 4, 6, 2, 3, dtype=torch.bfloat16)
-    assert cache.nbytes == 2 * 31 * 12 * 2
+    assert cache.nbytes == 2 * 30 * 12 * 2
 
 
 def test_a_window_is_the_slots_it_covers(cache: KVCache) -> None:

@@ -62,10 +62,18 @@ def test_without_a_compiler_it_is_float32(config: EngineConfig, monkeypatch: pyt
     assert engine_dtype(config, TARGET, CPU) == torch.float32
 
 
-def test_so_it_is_for_a_large_target(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_it_is_for_a_large_target_that_only_pytorch_could_compile(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "LARGEST_COMPILED", 1000)
+    monkeypatch.setattr(placement, "suits_whole", lambda target: False)
     assert engine_dtype(config, TARGET, CPU) == torch.float32
     assert engine_dtype(dataclasses.replace(config, compile="on"), TARGET, CPU) == torch.bfloat16
+
+
+def test_a_large_target_runs_on_operators(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "LARGEST_COMPILED", 1000)
+    assert engine_dtype(config, TARGET, CPU) == torch.bfloat16
+    monkeypatch.setattr("models.tiled_linear.has_operators", lambda: False)
+    assert engine_dtype(config, TARGET, CPU) == torch.float32
 
 
 @pytest.mark.parametrize(("generation", "expected"), [(2, torch.bfloat16), (3, torch.float32)])
