@@ -277,9 +277,9 @@ class Settings(HttpSettings):
 
     def engine_config(self) -> EngineConfig:
         """The part of the settings that the engine needs."""
-        limit = None
-        if self.memory_limit is not None:
-            limit = MemoryLimit(parse_size(self.memory_limit), lowers_num_seqs="max_num_seqs" not in self.model_fields_set)
+        lowers, limit = "max_num_seqs" not in self.model_fields_set, None
+        if lowers or self.memory_limit is not None:
+            limit = MemoryLimit(None if self.memory_limit is None else parse_size(self.memory_limit), lowers)
         values = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
         return EngineConfig(**values | {"memory_limit": limit})
 

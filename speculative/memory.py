@@ -13,9 +13,12 @@ _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 2**1
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Bytes that an engine may take; whether fewer texts at once than were named will do, because nobody named a number."""
+    """Bytes that an engine may take; whether fewer texts at once than were named will do, because nobody named a number.
 
-    size: int
+    ``size`` is None where nobody named one either: what is free when the engine is loaded, which is no reason not to load it.
+    """
+
+    size: int | None
     lowers_num_seqs: bool = False
 
 
@@ -82,33 +85,41 @@ class MemoryPlan:
         told = ", ".join(f"{name.replace('_', ' ')} {shown(size)}" for name, size in self.parts.items())
         return f"{shown(self.total)} in full use by {self.num_seqs} texts at once and {self.kept_tokens} kept tokens: {told}"
 
-    def within(self, limit: MemoryLimit, *, keeps_tokens: bool) -> MemoryPlan:
-        """The same or less: fewer tokens kept, unless ``keeps_tokens``, then fewer texts; raises EngineLoadError."""
-        if self.total <= limit.size:
-            return self
-        plan = self if keeps_tokens else self._keeping_less(limit)
-        if plan.total > limit.size and limit.lowers_num_seqs:
-            excess = plan.total - limit.size
-            plan = replace(plan, num_seqs=max(1, plan.num_seqs - -(-excess // self.needs.each)))
-        if plan.total > limit.size:
-            raise EngineLoadError(self._refusal(limit, keeps_tokens))
-        return plan if keeps_tokens else replace(plan, kept_tokens=self.kept_tokens)._keeping_less(limit)
+    def within(self, size: int, *, lowers_num_seqs: bool, keeps_tokens: bool) -> MemoryPlan:
+        """The same or less: fewer tokens kept, unless ``keeps_tokens``, then fewer texts, if so wanted; raises EngineLoadError."""
+        plan = self._lowered(size, lowers_num_seqs=lowers_num_seqs, keeps_tokens=keeps_tokens)
+        if plan.total > size:
+            raise EngineLoadError(self._refusal(size, keeps_tokens))
+        return plan
 
-    def _keeping_less(self, limit: MemoryLimit) -> MemoryPlan:
-        most = (limit.size - replace(self, kept_tokens=0).total) // max(1, self.needs.kept_token)
+    def beside(self, free: int, *, keeps_tokens: bool) -> MemoryPlan:
+        """The same where nobody named a limit: one text, even where that is more than what is ``free``."""
+        return self._lowered(free, lowers_num_seqs=True, keeps_tokens=keeps_tokens)
+
+    def _lowered(self, size: int, *, lowers_num_seqs: bool, keeps_tokens: bool) -> MemoryPlan:
+        if self.total <= size:
+            return self
+        plan = self if keeps_tokens else self._keeping_less(size)
+        if plan.total > size and lowers_num_seqs:
+            excess = plan.total - size
+            plan = replace(plan, num_seqs=max(1, plan.num_seqs - -(-excess // self.needs.each)))
+        return plan if keeps_tokens else replace(plan, kept_tokens=self.kept_tokens)._keeping_less(size)
+
+    def _keeping_less(self, size: int) -> MemoryPlan:
+        most = (size - replace(self, kept_tokens=0).total) // max(1, self.needs.kept_token)
         return replace(self, kept_tokens=min(self.kept_tokens, max(0, most)))
 
-    def _refusal(self, limit: MemoryLimit, keeps_tokens: bool) -> str:
+    def _refusal(self, size: int, keeps_tokens: bool) -> str:
         needs = self.needs
         kept = self.kept_tokens * needs.kept_token if keeps_tokens else 0
         fixed = needs.plan(0, 0).total
         said = (
-            f"--memory-limit {shown(limit.size)}: process, weights and working memory take {shown(fixed)}, each of "
+            f"--memory-limit {shown(size)}: process, weights and working memory take {shown(fixed)}, each of "
             f"{self.num_seqs} texts of full length {shown(needs.each)}"
         )
         if kept:
             said += f", and --prefix-cache-tokens {self.kept_tokens} {shown(kept)}"
-        fitting = max(0, limit.size - fixed - kept) // needs.each
+        fitting = max(0, size - fixed - kept) // needs.each
         return f"{said}; " + (
             f"at most {fitting} fit: lower --max-num-seqs to that, or lower --max-model-len"
             if fitting

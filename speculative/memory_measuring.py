@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -42,6 +43,38 @@ def resident_bytes(pid: int | None = None) -> int | None:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
+    return None
+
+
+def free_bytes(device: torch.device, resident: int | None) -> int | None:
+    """What an engine may take that shares the machine, or the GPU, with what else runs there; None where the system does not tell.
+
+    ``resident`` is what this process has of it already. A tenth is left to others, and to what an engine takes for a moment.
+    """
+    if device.type == "cuda":
+        size = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    elif (available := _available_bytes()) is None or resident is None:
+        return None
+    else:
+        size = min(available + resident, _container_bytes() or available + resident)
+    return size * 9 // 10
+
+
+def _available_bytes() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _container_bytes() -> int | None:
+    """What a container may take, by either version of Linux's control groups."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            return int((Path("/sys/fs/cgroup") / name).read_text(encoding="ascii"))
     return None
 
 

@@ -85,7 +85,8 @@ MemoryLimit = Annotated[
     str | None,
     typer.Option(
         help="Most memory, such as 2GiB or 1500MB: of the process on a CPU, of the device on a GPU. Less is kept of earlier texts, "
-        "and unless --max-num-seqs is given fewer sequences are decoded together, until all fits. (default: no limit)",
+        "and unless --max-num-seqs is given fewer sequences are decoded together, until all fits. (default: no limit where "
+        "--max-num-seqs is given, else what is free)",
         rich_help_panel=ENGINE,
     ),
 ]

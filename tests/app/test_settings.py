@@ -76,7 +76,7 @@ def test_settings_cannot_be_changed() -> None:
 
 
 def test_the_engine_gets_every_one_of_its_settings() -> None:
-    assert Settings().engine_config() == EngineConfig()
+    assert Settings().engine_config() == EngineConfig(memory_limit=MemoryLimit(None, lowers_num_seqs=True))
     changed = {"model": "m", "drafter": "none", "dtype": "float32", "device": "cpu", "max_model_len": 9, "max_num_seqs": 2}
     changed |= {
         "prefill_chunk": 3,
@@ -102,6 +102,8 @@ def test_the_engine_gets_every_one_of_its_settings() -> None:
 def test_a_limit_to_memory_lowers_only_what_nobody_asked_for() -> None:
     limits = [Settings(memory_limit="2000", **given).engine_config().memory_limit for given in ({}, {"max_num_seqs": 32})]
     assert limits == [MemoryLimit(2000, lowers_num_seqs=True), MemoryLimit(2000, lowers_num_seqs=False)]
+    assert Settings().engine_config().memory_limit == MemoryLimit(None, lowers_num_seqs=True), "what is free"
+    assert Settings(max_num_seqs=32).engine_config().memory_limit is None
     with pytest.raises(ValidationError, match="2GiB, 1500MB"):
         Settings(memory_limit="2 elephants")
 

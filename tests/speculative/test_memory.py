@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from speculative import loading, memory_measuring
 from speculative.errors import EngineLoadError
 from speculative.memory import MemoryLimit, MemoryNeeds, parse_size
 from tests.speculative.conftest import MOA_KINDS, N0, N1, MakeEngine, request, run, tokens
@@ -26,7 +28,7 @@ NEEDS = MemoryNeeds(
 
 
 def fitted(size: int, num_seqs: int = 10, kept: int = 400, *, lowers: bool = True, keeps: bool = False) -> tuple[int, int]:
-    plan = NEEDS.plan(num_seqs, kept).within(MemoryLimit(size * MIB, lowers), keeps_tokens=keeps)
+    plan = NEEDS.plan(num_seqs, kept).within(size * MIB, lowers_num_seqs=lowers, keeps_tokens=keeps)
     assert plan.total <= size * MIB
     return plan.num_seqs, plan.kept_tokens
 
@@ -108,8 +110,43 @@ def test_an_engine_fits_its_limit(make_engine: MakeEngine) -> None:
     limit = MemoryLimit(sum(parts.values()) + 1500 * (parts["kv_cache"] + parts["drafter_cache"]), lowers_num_seqs=True)
     engine = make_engine(**long, memory_limit=limit)
     assert 1 < engine.cache.num_slots < 2000
-    assert sum(engine.info.memory.values()) <= limit.size
+    assert limit.size is not None and sum(engine.info.memory.values()) <= limit.size
     with pytest.raises(EngineLoadError, match=r"--memory-limit .* at most \d+ fit: lower --max-num-seqs to that"):
         make_engine(**long, memory_limit=replace(limit, lowers_num_seqs=False))
     with pytest.raises(EngineLoadError, match=r"--memory-limit 1.0 MiB: .* not even one fits"):
         make_engine(**long, memory_limit=MemoryLimit(MIB, lowers_num_seqs=True))
+
+
+def test_an_engine_fits_what_is_free(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"max_model_len": 128, "max_num_seqs": 200, "memory_limit": MemoryLimit(None, lowers_num_seqs=True)}
+    parts = make_engine(max_num_seqs=1, max_model_len=128).info.memory
+    free = sum(parts.values()) + 100 * (parts["kv_cache"] + parts["drafter_cache"])
+    monkeypatch.setattr(loading, "free_bytes", lambda device, resident: free)
+    engine = make_engine(**settings)
+    slots = engine.cache.num_slots
+    assert 1 < slots < 200 and sum(engine.info.memory.values()) <= free
+    assert f"{slots} texts at once instead of 200 (--max-num-seqs" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(loading, "free_bytes", lambda device, resident: MIB)
+    assert make_engine(**settings).cache.num_slots == 1, "it is loaded all the same"
+    assert "one text of full length may need more" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(loading, "free_bytes", lambda device, resident: None)
+    assert make_engine(**settings).cache.num_slots == 200
+    assert not caplog.text
+
+
+def test_what_is_free_is_what_the_machine_or_the_container_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_measuring, "_available_bytes", lambda: 6 * 2**30)
+    monkeypatch.setattr(memory_measuring, "_container_bytes", lambda: None)
+    cpu = torch.device("cpu")
+    assert memory_measuring.free_bytes(cpu, 4 * 2**30) == 9 * 2**30
+    monkeypatch.setattr(memory_measuring, "_container_bytes", lambda: 5 * 2**30)
+    assert memory_measuring.free_bytes(cpu, 4 * 2**30) == 5 * 2**30 * 9 // 10
+    assert memory_measuring.free_bytes(cpu, None) is None
+    monkeypatch.undo()
+    resident = memory_measuring.resident_bytes()
+    free = memory_measuring.free_bytes(cpu, resident)
+    assert free is None or 0 < free < 2**50
