@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +14,7 @@ class KVCache:
     """Keys and values of ``num_slots`` sequences in one preallocated tensor [L, slots·rows, 2·n_kv·d].
 
     Every slot starts with ``scratch`` rows for a draft tree, followed by ``length`` rows for tokens, so that tree rows stand at the
-    same place in every slot however long its text is. A row holds the keys of all KV heads, then their values. One extra row at
-    the very end takes what padding rows write.
+    same place in every slot however long its text is. A row holds the keys of all KV heads, then their values.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class KVCache:
         shape = (2, self.num_kv_heads, self.head_dim)
         # Zeros, not empty: masked rows still enter products, and 0 · NaN is NaN.
         rows = self.num_slots * self.rows_per_slot
-        self.data = torch.zeros(self.num_layers, rows, 2 * shape[1] * shape[2], dtype=dtype, device=device)
+        self.data = _zeros((self.num_layers, rows, 2 * shape[1] * shape[2]), dtype, torch.device(device))
         self._slots = self.data.unflatten(1, (self.num_slots, self.rows_per_slot)).unflatten(3, shape)
         self._layers: tuple[Tensor, ...] = self.data.unbind(0)
         if self.data.device.type == "cpu":  # numpy has no bfloat16, and what is moved may be taken for any numbers
@@ -110,6 +111,23 @@ class KVCache:
     def new_pool(self, num_blocks: int, size: int) -> BlockPool:
         """Room for ``num_blocks`` blocks of ``size`` tokens' rows that outlive their slots."""
         return BlockPool(self, num_blocks, size)
+
+
+_LINE = 64
+"""Bytes of a cache line, with which what vectors read had better begin."""
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, on a CPU of memory that the system does not hand out before it is written: PyTorch writes all of it at once.
+
+    Raises MemoryError, or as PyTorch does, where there is not as much.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    whole = torch.from_numpy(np.zeros(size + _LINE, dtype=np.uint8))
+    start = -whole.data_ptr() % _LINE
+    return whole[start : start + size].view(dtype).view(shape)
 
 
 class BlockPool:

@@ -48,6 +48,7 @@ from speculative.engine import Engine
 from speculative.errors import EngineLoadError, EngineLostError, InvalidRequestError
 from speculative.fingerprints import fingerprint, pair_fingerprint
 from speculative.found_drafter import FoundDrafter, find_drafter, load_independent
+from speculative.garbage import give_back_freed_memory
 from speculative.memory import MemoryLimit, MemoryPlan, shown
 from speculative.memory_measuring import free_bytes, keep_few_kernels, memory_needs, resident_bytes
 from speculative.packages import compiles_graphs, or_uncompiled
@@ -83,6 +84,7 @@ def _load_or_end(config: EngineConfig) -> Engine:
         except (CheckpointError, EngineLostError, OSError) as error:
             raise EngineLoadError(str(error)) from error
         failed.pop_all()
+        give_back_freed_memory()
         return engine
 
 
@@ -180,7 +182,7 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
                 plan, limit, config, free_bytes(device, resident), ranks.size if ranks is not None and device.type == "cpu" else 1
             )
             engine.resize(plan.num_seqs, plan.kept_tokens)
-    except (RuntimeError, EngineLostError) as error:
+    except (RuntimeError, MemoryError, EngineLostError) as error:
         if not _lacks_memory(error):
             raise
         raise EngineLoadError(
@@ -233,9 +235,9 @@ def text_length(config: EngineConfig, sizes: DecoderConfig) -> int:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """CPUs have no exception of their own for it, nor do other processes."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        said in str(error) for said in ("can't allocate memory", "out of memory")
+    """PyTorch has no exception of its own for it on CPUs, and other processes have none."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        said in str(error) for said in ("can't allocate memory", "out of memory", "Unable to allocate")
     )
 
 
