@@ -51,9 +51,8 @@ class IndependentDrafter(TreeDrafter):
         plan, order = _ragged_plan(self.cache, model.config.groups, verified.slots, verified.positions)
         token_ids = torch.zeros(plan.batch * plan.rows, dtype=torch.long, device=self.device)
         token_ids.index_copy_(0, order, verified.token_ids)
-        model(
-            token_ids, plan, self.cache, wanted=len(token_ids) if plan.batch == 1 else 0
-        )  # keys and values are all that is wanted
+        # Keys and values are all that is wanted: of a single text the last layer need not work out more.
+        model(token_ids, plan, self.cache, wanted=len(token_ids) if plan.batch == 1 else 0)
 
     def inherited(self, lengths: Tensor) -> Tensor:
         """The mask of the scratch row that is the root's own."""
