@@ -64,7 +64,10 @@ MaxModelLen = Annotated[
     typer.Option(help="Most tokens of one sequence, prompt and output. (default: the model's limit)", rich_help_panel=ENGINE),
 ]
 MaxNumSeqs = Annotated[
-    int | None, typer.Option(help="Sequences decoded together; others wait. (default: 32)", rich_help_panel=ENGINE)
+    int | None,
+    typer.Option(
+        help="Sequences decoded together; others wait. (default: 32, or fewer where memory ends before)", rich_help_panel=ENGINE
+    ),
 ]
 PrefillChunk = Annotated[
     int | None,
