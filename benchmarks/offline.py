@@ -67,6 +67,13 @@ class OfflineResult:
                 by_source.setdefault(prompt.source, []).append(run.stats)
         return {source: summarize(stats).tau for source, stats in sorted(by_source.items())}
 
+    def ratios_by_source(self, way: str, over: str) -> dict[str, list[float]]:
+        """As ``ratios``, for each source of prompts; a conversation's is that of its first."""
+        by_source: dict[str, list[float]] = {}
+        for each, ratio in zip(self.compared, self.ratios(way, over), strict=True):
+            by_source.setdefault(self.prompts[each[0]].source, []).append(ratio)
+        return dict(sorted(by_source.items()))
+
     def to_json(self) -> str:
         """Figures, settings and provenance; no text."""
         acceptance, decoding = self.acceptance(), self.decode_ratio(SPECULATIVE, PLAIN)
@@ -79,6 +86,10 @@ class OfflineResult:
                 "tokens_per_second": {way: round(self.tokens_per_second(way), 1) for way in self.runs},
                 "decode_ratio": None if math.isnan(decoding) else round(decoding, 3),
                 "ratios": {name: spread(self.ratios(*pair)) for name, pair in self._comparisons().items()},
+                "ratios_by_source": {
+                    name: {source: spread(ratios) for source, ratios in self.ratios_by_source(*pair).items()}
+                    for name, pair in self._comparisons().items()
+                },
                 "identical_outputs": {name: self.identical(*pair) for name, pair in self._comparisons().items()},
                 "tau": round(acceptance.tau, 3),
                 "tau_by_source": {source: round(tau, 3) for source, tau in self.tau_by_source().items()},

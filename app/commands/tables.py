@@ -44,6 +44,9 @@ def print_offline(result: OfflineResult) -> None:
         "  ".join(f"{share:.0%}" for share in acceptance.by_depth),
     )
     console.print(drafts)
+    by_source = result.ratios_by_source(SPECULATIVE, PLAIN)
+    told = ", ".join(f"{source} {spread(ratios)['median']:.2f}x" for source, ratios in by_source.items())
+    console.print(f"speculative over plain by source: {told}")
     console.print("τ by source: " + ", ".join(f"{source} {tau:.2f}" for source, tau in result.tau_by_source().items()))
     decoding = result.decode_ratio(SPECULATIVE, PLAIN)
     if decoding == decoding:  # else each answer came with its prompt's step

@@ -44,6 +44,10 @@ def test_a_run_compares_three_ways_and_adds_up() -> None:
     assert lengths <= len(prompts) + acceptance.accepted + verifications
     document = json.loads(result.to_json())
     assert set(document["tau_by_source"]) == {"a", "b"}
+    by_source = result.ratios_by_source(SPECULATIVE, PLAIN)
+    first, second, third = result.ratios(SPECULATIVE, PLAIN)
+    assert by_source == {"a": [first, third], "b": [second]}
+    assert document["ratios_by_source"]["speculative/plain"] == {source: spread(ratios) for source, ratios in by_source.items()}
     assert set(document["ratios"]) == {"speculative/plain", "plain/transformers", "speculative/transformers"}
     assert document["provenance"]["torch"]
 
