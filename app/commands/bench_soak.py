@@ -74,7 +74,7 @@ def soak(
         try:
             result = asyncio.run(running)
         except (ProcessError, measuring.SoakError, httpx.HTTPError) as error:
-            options.fail(f"the server: {error}")
+            options.fail(f"the server: {str(error) or type(error).__name__}")
     typer.echo(result.line())
     if json is not None:
         settings = {**given, "num_requests": num_requests, "concurrency": concurrency, "seed": seed}

@@ -21,6 +21,7 @@ from app.commands.serve import serve
 from app.settings import Settings
 from app.thoughts import Thought
 from speculative.config import EngineConfig
+from speculative.memory import MemoryLimit
 
 runner = CliRunner()
 
@@ -65,7 +66,8 @@ def test_a_wrong_key_of_the_file_is_named(tmp_path: Path) -> None:
 
 def test_an_engine_is_configured_by_parameters_of_its_settings_names() -> None:
     config = options.engine_config({"draft_depth": 3, "dtype": None, "num_prompts": 5})
-    assert config == EngineConfig(draft_depth=3, prefix_cache_tokens=0)
+    limit = MemoryLimit(None, lowers_num_seqs=True)
+    assert config == EngineConfig(draft_depth=3, prefix_cache_tokens=0, memory_limit=limit)
 
 
 @pytest.mark.parametrize("command", ["bench offline", "bench lossless", "bench predictions", "eval --drafter ngram"])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from app.cli import cli
@@ -17,6 +18,7 @@ from models.loader import BUNDLED, load_tokenizer
 from speculative.config import EngineConfig
 from speculative.engine import Engine
 from speculative.loading import load_engine
+from speculative.placement import torch_dtype
 from speculative.policy import DraftShape
 from speculative.request import SamplingParams
 
@@ -104,7 +106,8 @@ def test_an_interrupt_leaves_the_figures_of_the_drafters_before(tmp_path: Path, 
     assert done.exit_code == 1 and "it was interrupted after 1 of 2 drafters" in done.output
     told = json.loads(path.read_text())
     assert [row["drafter"] for row in told["results"]] == ["ngram"]
-    assert told["settings"]["dtype"] == "float32", "what auto came to"
+    uncompiled = torch_dtype("auto", torch.device("cpu"), compiled=False)
+    assert f"torch.{told['settings']['dtype']}" == str(uncompiled), "what auto came to"
 
 
 def test_figures_are_means_over_answers() -> None:

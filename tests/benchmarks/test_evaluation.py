@@ -23,6 +23,7 @@ from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
 from speculative.errors import EngineLoadError
 from speculative.loading import load_engine
+from speculative.placement import torch_dtype
 from speculative.remote.memory_codec import MemoryCodec
 from speculative.request import RequestStats, SamplingParams
 from tests.speculative.conftest import N0
@@ -194,7 +195,8 @@ def test_what_was_measured_is_told_where_the_rest_is_not(tmp_path: Path, monkeyp
     assert "ngram, tree" in output and (tmp_path / "speed.png").exists()
     told = json.loads((tmp_path / "results.json").read_text())
     assert {row["drafter"] for row in told["results"]} == {"ngram"}
-    assert told["settings"]["dtype"] == "float32", "what auto came to, uncompiled on a CPU"
+    uncompiled = torch_dtype("auto", torch.device("cpu"), compiled=False)
+    assert f"torch.{told['settings']['dtype']}" == str(uncompiled), "what auto came to"
     code, output = invoke("--drafter", "last", "--out", str(tmp_path / "none"), *SMALL)
     assert code == 1 and not (tmp_path / "none").exists()
 
