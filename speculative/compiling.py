@@ -45,8 +45,8 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
     # Graphs are tuned for a number of threads, which something else in this process may have set.
     slots = engine.cache.num_slots  # which a limit to memory may have made fewer
     config = dataclasses.replace(config, num_threads=torch.get_num_threads(), max_num_seqs=slots, memory_limit=None)
-    graphs, drafter = _graphs(engine, config), _compiled_drafter(engine, config)
-    paths, runner = packages(graphs, Recipe(__name__, engine_graphs.__name__, dataclasses.asdict(config)))
+    drafter = _compiled_drafter(engine, config)
+    paths, runner = packages(_graphs(engine, drafter), Recipe(__name__, engine_graphs.__name__, dataclasses.asdict(config)))
     target = engine.target
     try:
         load_runner(runner)
@@ -86,7 +86,8 @@ def engine_graphs(**config: Any) -> list[Graph]:
     """The graphs of the engine that an EngineConfig's fields describe."""
     from speculative.loading import load_uncompiled
 
-    return _graphs(load_uncompiled(EngineConfig(**config)), EngineConfig(**config))
+    engine = load_uncompiled(EngineConfig(**config))
+    return _graphs(engine, _compiled_drafter(engine, EngineConfig(**config)))
 
 
 def _compiled_drafter(engine: Engine, config: EngineConfig) -> MoADrafter | None:
@@ -99,14 +100,14 @@ def _compiled_drafter(engine: Engine, config: EngineConfig) -> MoADrafter | None
     return None if drafter_graphs(drafter, engine.cache) else drafter
 
 
-def _graphs(engine: Engine, config: EngineConfig) -> list[Graph]:
+def _graphs(engine: Engine, drafter: MoADrafter | None) -> list[Graph]:
     target = engine.target
     graphs = [] if suits_head(target) else [_head_graph(target)]
     if not layout_suits(engine.cache):
         graphs.append(layout_graph(engine.cache, target.config.groups))
     if not suits(target):
         graphs.append(decoder_graph(target))
-    if (drafter := _compiled_drafter(engine, config)) is not None:
+    if drafter is not None:
         graphs += drafter_graphs(drafter, engine.cache)
     return graphs
 

@@ -49,7 +49,7 @@ from speculative.errors import EngineLoadError, EngineLostError, InvalidRequestE
 from speculative.fingerprints import fingerprint, pair_fingerprint
 from speculative.found_drafter import FoundDrafter, find_drafter, load_independent
 from speculative.garbage import give_back_freed_memory
-from speculative.memory import MemoryLimit, MemoryPlan, shown
+from speculative.memory import fitted
 from speculative.memory_measuring import free_bytes, keep_few_kernels, memory_needs, resident_bytes
 from speculative.packages import compiles_graphs, or_uncompiled
 from speculative.placement import engine_compiles, engine_dtype, torch_device
@@ -178,9 +178,10 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
         needs = memory_needs(engine, network, resident, compiled=compiled)
         plan = needs.plan(config.max_num_seqs, kept)
         if limit is not None:
-            plan = _fitted(
-                plan, limit, config, free_bytes(device, resident), ranks.size if ranks is not None and device.type == "cpu" else 1
-            )
+            free = free_bytes(device, resident)
+            if free is not None and ranks is not None and device.type == "cpu":
+                free //= ranks.size
+            plan = fitted(plan, limit, free, keeps_tokens=config.prefix_cache_tokens is not None)
             engine.resize(plan.num_seqs, plan.kept_tokens)
     except (RuntimeError, MemoryError, EngineLostError) as error:
         if not _lacks_memory(error):
@@ -193,27 +194,6 @@ def load_uncompiled(config: EngineConfig, failed: ExitStack | None = None) -> En
     engine.info = replace(engine.info, memory=plan.parts)
     engine.ranks = ranks
     return engine
-
-
-def _fitted(plan: MemoryPlan, limit: MemoryLimit, config: EngineConfig, free: int | None, processes: int) -> MemoryPlan:
-    """As much of ``plan`` as a limit allows, or what is ``free``, which so many processes share; raises EngineLoadError."""
-    keeps_tokens = config.prefix_cache_tokens is not None
-    if limit.size is not None:
-        return plan.within(limit.size, lowers_num_seqs=limit.lowers_num_seqs, keeps_tokens=keeps_tokens)
-    if free is None:
-        return plan
-    size = free // processes
-    lowered = plan.beside(size, keeps_tokens=keeps_tokens)
-    if lowered.num_seqs < plan.num_seqs:
-        logger.warning(
-            "%s of memory are free: %d texts at once instead of %d (--max-num-seqs, --max-model-len or --memory-limit choose)",
-            shown(size),
-            lowered.num_seqs,
-            plan.num_seqs,
-        )
-    if lowered.total > size:
-        logger.warning("one text of full length may need more, %s in all: lower --max-model-len", shown(lowered.total))
-    return lowered
 
 
 def _name(model: str, folder: Path) -> str:

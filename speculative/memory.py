@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from speculative.errors import EngineLoadError
+
+logger = logging.getLogger("moaserve.engine")
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -125,6 +128,25 @@ class MemoryPlan:
             if fitting
             else f"not even one fits: lower --max-model-len, or allow {shown(fixed + kept + needs.each)} or more"
         )
+
+
+def fitted(plan: MemoryPlan, limit: MemoryLimit, free: int | None, *, keeps_tokens: bool) -> MemoryPlan:
+    """As much of ``plan`` as a limit allows, or where it has no size what is ``free``, if that is known; raises EngineLoadError."""
+    if limit.size is not None:
+        return plan.within(limit.size, lowers_num_seqs=limit.lowers_num_seqs, keeps_tokens=keeps_tokens)
+    if free is None:
+        return plan
+    lowered = plan.beside(free, keeps_tokens=keeps_tokens)
+    if lowered.num_seqs < plan.num_seqs:
+        logger.warning(
+            "%s of memory are free: %d texts at once instead of %d (--max-num-seqs, --max-model-len or --memory-limit choose)",
+            shown(free),
+            lowered.num_seqs,
+            plan.num_seqs,
+        )
+    if lowered.total > free:
+        logger.warning("one text of full length may need more, %s in all: lower --max-model-len", shown(lowered.total))
+    return lowered
 
 
 def parse_size(text: str) -> int:
