@@ -94,6 +94,7 @@ def _measured(engine: Engine, script: _Script, stand_in: _StandIn) -> MeasuredCo
         further = max(0.0, more.draft - first.draft)
         costs.drafts[size] = first.draft, further / (levels - 1) if levels > 1 else first.draft
         latest = time.perf_counter() - size_begun
+    costs.prompt = min(script.prompts, default=0.0)
     costs.tokens.update(_token_costs(engine, script, stand_in))
     return costs
 
@@ -261,6 +262,7 @@ class _Script(FixedPolicy):
         super().__init__(largest)
         self.levels: int | None = None
         self.latest: StepTimes | None = None
+        self.prompts: list[float] = []
 
     def shape(self, batch: Many[Sequence], *, reading: bool = False) -> DraftShape | None:
         """So many levels, whatever the drafter thinks of them; None: no draft."""
@@ -269,6 +271,10 @@ class _Script(FixedPolicy):
     def observe(self, step: StepTimes, tree: DraftTree, batch: Many[Sequence], gained: Many[int]) -> None:
         """Keep its times."""
         self.latest = step
+
+    def observe_prompt(self, seconds: float) -> None:
+        """Keep them."""
+        self.prompts.append(seconds)
 
 
 class _StandIn(DrafterWrapper):

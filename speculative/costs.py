@@ -13,6 +13,9 @@ _CURRENT = 0.05
 _OUTLIER = 2.0
 """A step that took so many times what was expected, or as much less, tells of the machine's other work."""
 
+_SELDOM = 6
+"""Steps of the other kind after which one that took less than expected counts for these too: a step can be held up, not hurried."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
@@ -38,13 +41,14 @@ class MeasuredCosts:
     ``steps`` are of steps without drafting, by the nodes that were verified of each text; with 0 the drafter is told nothing.
     ``drafts`` are a tree's first level with all that drafting takes besides, and each level below it. All this is of texts of
     ``length`` tokens; ``tokens`` is what a step takes longer for each token more that texts hold, by the nodes that are verified of
-    each text. It is empty where that was not measured.
+    each text. It is empty where that was not measured. ``prompt`` is what telling the drafter of a text's prompt takes.
     """
 
     steps: dict[int, dict[int, float]] = field(default_factory=dict)
     drafts: dict[int, tuple[float, float]] = field(default_factory=dict)
     length: int = 0
     tokens: dict[int, float] = field(default_factory=dict)
+    prompt: float = 0.0
 
 
 class StepCosts:
@@ -62,7 +66,9 @@ class StepCosts:
         self._steps, self._drafts = measured.steps, measured.drafts
         self._length, self._tokens = measured.length, measured.tokens
         self._factors: dict[int, dict[bool, float]] = {}
+        self._since: dict[int, dict[bool, int]] = {}
         self._token_factor = 1.0
+        self._prompt = measured.prompt
         # Asked at every step, of a few sizes.
         self._step, self._draft, self._token = cache(self._step_between), cache(self._draft_between), cache(self._token_between)
 
@@ -96,10 +102,24 @@ class StepCosts:
         expected = rows + lengths
         surprise = min(max(step.rest / expected, 1 / _OUTLIER), _OUTLIER)
         factors = self._factors_of(step.batch_size)
+        since = self._since.setdefault(step.batch_size.bit_length(), {True: 0, False: 0})
         for kind, factor in factors.items():
-            weight = _CURRENT * (2 if kind == step.drafted else 1)
+            own = kind == step.drafted
+            counted = 1 + min(since[kind], _SELDOM) if own and surprise < 1 else 1
+            weight = _CURRENT * (2 * counted if own else 1)
             factors[kind] = factor * surprise ** (weight * rows / expected)
+            since[kind] = 0 if own else since[kind] + 1
         self._token_factor *= surprise ** (_CURRENT * lengths / expected)
+
+    @property
+    def prompt(self) -> float:
+        """Telling the drafter of a text's prompt, of late."""
+        return self._prompt
+
+    def observe_prompt(self, seconds: float) -> None:
+        """The drafter was told of one."""
+        most = _OUTLIER * self._prompt if self._prompt else seconds
+        self._prompt += (2 * _CURRENT if self._prompt else 1.0) * (min(seconds, most) - self._prompt)
 
     def _parts(self, batch_size: int, tokens: int, nodes: int, *, drafted: bool) -> tuple[float, float]:
         """What rows cost, and what the lengths of texts do."""

@@ -209,7 +209,7 @@ class Engine:
 
     def _prefill(self) -> list[RequestOutput]:
         """Read a chunk of the prompts; the first tokens of those that end in it."""
-        outputs = []
+        outputs, before = [], self.clock.of_step["prefill"]
         for chunk in self.scheduler.schedule():
             hidden = self._read(chunk)
             self.prefixes.keep_portion(chunk.sequence, chunk.start)
@@ -221,20 +221,25 @@ class Engine:
             elif self.memory is not None and (memory := self.memory.read([chunk.sequence])[0]):
                 outputs.append(chunk.sequence.reading(memory))
         self._release_ended()
-        self.scheduler.budget.observe_reading(self._end_prefill())
+        self._end_prefill()
+        self.scheduler.budget.observe_reading(self.clock.of_step["prefill"] - before)
         return outputs
 
     def _settle(self) -> None:
         """Do what a prompt's first token has not waited for: tell the drafter of the prompt's end, keep its keys and values."""
         if (sequence := self._unsettled) is not None:
             self._unsettled = None
-            self.telling.settle()
+            self.clock.end("prefill")
+            told = self.telling.settle()
+            seconds = self.clock.end("prefill")
+            if told:
+                self.policy.observe_prompt(seconds)
             self.prefixes.keep(sequence)
 
-    def _end_prefill(self) -> float:
+    def _end_prefill(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # what is still queued would be taken for the running texts' work
-        return self.clock.end("prefill")
+        self.clock.end("prefill")
 
     def _read(self, chunk: PrefillChunk) -> Tensor:
         """Run a stretch of a prompt through target and drafter; the target's hidden states of the last rows [n, D]."""

@@ -30,6 +30,7 @@ from models.loader import (
 )
 from models.target_weights import is_for_other_weights
 from models.tiled_decoder import suits_whole
+from speculative.adaptive_policy import AdaptivePolicy
 from speculative.compiling import compile_engine, own_layers
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.cost_measuring import measure_costs, measure_reading
@@ -53,7 +54,7 @@ from speculative.memory import fitted
 from speculative.memory_measuring import free_bytes, keep_few_kernels, memory_needs, resident_bytes
 from speculative.packages import compiles_graphs, or_uncompiled
 from speculative.placement import engine_compiles, engine_dtype, torch_device
-from speculative.policy import AdaptivePolicy, DraftShape, FixedPolicy
+from speculative.policy import DraftShape, FixedPolicy
 from speculative.ranks import Ranks
 from speculative.replaying import replay_engine, replays
 from speculative.request import SamplingParams

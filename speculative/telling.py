@@ -66,10 +66,12 @@ class Telling:
         else:
             self._backlog.add_prompt(sequence, verified, of_told)
 
-    def settle(self) -> None:
-        """First tokens of prompts are out: tell of these, unless nothing is drafted anyway."""
-        if self.drafting:
+    def settle(self) -> bool:
+        """First tokens of prompts are out: tell of these, unless nothing is drafted anyway; whether anything was told."""
+        told = self.drafting and self._backlog.waits
+        if told:
             self._tell(*self._backlog.take())
+        return told
 
     def of_step(self, batch: list[Sequence], tree: DraftTree, accepted: list[Acceptance], tapped: Tensor | None) -> None:
         """Trees were verified: keep the keys and values of accepted paths, and tell of them; tapped [B·(N+1), taps·E]."""

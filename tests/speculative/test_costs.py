@@ -159,3 +159,30 @@ def test_lengths_are_measured(make_engine: MakeEngine) -> None:
     assert all(seconds > 0 for seconds in measured.tokens.values())
     # Texts of a short context cannot be much longer than others.
     assert measure_costs(make_engine(max_num_seqs=2, max_model_len=200)).tokens == {}
+
+
+def test_telling_the_drafter_of_a_prompt_is_measured(make_engine: MakeEngine) -> None:
+    assert measure_costs(make_engine(drafter="entry", max_num_seqs=2)).prompt > 0
+
+
+def test_a_prompt_that_takes_far_longer_than_others_counts_for_little() -> None:
+    """The first ones meet cold memory, or the machine's other work."""
+    current = costs()
+    current.observe_prompt(1.0)
+    current.observe_prompt(100.0)
+    assert current.prompt == pytest.approx(1.1)
+    for _ in range(100):
+        current.observe_prompt(0.5)
+    assert current.prompt == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_step_of_a_kind_that_comes_seldom_counts_for_more_where_it_was_faster() -> None:
+    """What holds a step up need not be what such steps take; nothing hurries one."""
+    faster, slower = costs(), costs()
+    for current, seconds in ((faster, 0.5), (slower, 2.0)):
+        expected = current.plain(1, 0)
+        for _ in range(20):
+            current.observe(StepTimes(1, 0, 1, True, 0.0, current.verification(1, 0, 1)))
+        current.observe(StepTimes(1, 0, 0, False, 0.0, seconds * expected))
+    assert faster.plain(1, 0) == pytest.approx(0.5**0.7 * costs().plain(1, 0))
+    assert slower.plain(1, 0) == pytest.approx(2.0**0.1 * costs().plain(1, 0))
