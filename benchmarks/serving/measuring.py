@@ -146,9 +146,12 @@ async def measure(plan: Plan, results: Results, watcher: Watcher) -> None:
 
 async def _prepare(plan: Plan, places: Sequence[Place], results: Results) -> None:
     """Wake servers up, and find out what rates and limits are made of."""
+    full = plan.of_capacity or plan.with_capacity
     for place in places:
-        await _closed(plan, place, WARM_UP, min(WARM_UP, plan.at_once), plain=False)
-    if plan.slo is None or plan.of_capacity or plan.with_capacity:
+        # Memory that no request has used yet is slow at first: of a server at its capacity it would look like what requests cost.
+        at_once = plan.at_once if full else min(WARM_UP, plan.at_once)
+        await _closed(plan, place, max(WARM_UP, at_once), at_once, plain=False)
+    if plan.slo is None or full:
         _, alone = await _closed(plan, places[0], ALONE, 1, plain=True)
         per_token = [each for outcome in alone if (each := outcome.per_token) is not None]
         results.alone = Alone(
@@ -157,7 +160,7 @@ async def _prepare(plan: Plan, places: Sequence[Place], results: Results) -> Non
             e2e=median(outcome.end for outcome in alone),
         )
         results.slo = Slo.of_idle_server(alone)
-    if plan.of_capacity or plan.with_capacity:
+    if full:
         ends, answers = await _closed(plan, places[0], FULL * plan.at_once, plan.at_once, plain=True)
         rate = sustained_rate(ends, plan.at_once)
         results.capacity = Capacity(rate, rate * sum(each.tokens for each in answers) / len(answers), plan.at_once)
