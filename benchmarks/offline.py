@@ -74,6 +74,13 @@ class OfflineResult:
             by_source.setdefault(self.prompts[each[0]].source, []).append(ratio)
         return dict(sorted(by_source.items()))
 
+    def ratios_of_ended(self, way: str, over: str) -> list[float]:
+        """As ``ratios``, of those whose answers by both ways all ended by themselves: others are cut off, or repeat themselves."""
+        most = self.settings["max_tokens"]
+        ratios = zip(self.compared, self.ratios(way, over), strict=True)
+        runs = (self.runs[way], self.runs[over])
+        return [ratio for places, ratio in ratios if all(len(run[place].token_ids) < most for run in runs for place in places)]
+
     def to_json(self) -> str:
         """Figures, settings and provenance; no text."""
         acceptance, decoding = self.acceptance(), self.decode_ratio(SPECULATIVE, PLAIN)
@@ -89,6 +96,11 @@ class OfflineResult:
                 "ratios_by_source": {
                     name: {source: spread(ratios) for source, ratios in self.ratios_by_source(*pair).items()}
                     for name, pair in self._comparisons().items()
+                },
+                "ratios_of_ended": {
+                    name: {"compared": len(ended), **spread(ended)}
+                    for name, pair in self._comparisons().items()
+                    if (ended := self.ratios_of_ended(*pair))
                 },
                 "identical_outputs": {name: self.identical(*pair) for name, pair in self._comparisons().items()},
                 "tau": round(acceptance.tau, 3),

@@ -47,6 +47,9 @@ def print_offline(result: OfflineResult) -> None:
     by_source = result.ratios_by_source(SPECULATIVE, PLAIN)
     told = ", ".join(f"{source} {spread(ratios)['median']:.2f}x" for source, ratios in by_source.items())
     console.print(f"speculative over plain by source: {told}")
+    if ended := result.ratios_of_ended(SPECULATIVE, PLAIN):
+        whole = f"{len(ended)} of {len(result.compared)}"
+        console.print(f"of the {whole} whose answers ended by themselves: {spread(ended)['median']:.2f}x")
     console.print("τ by source: " + ", ".join(f"{source} {tau:.2f}" for source, tau in result.tau_by_source().items()))
     decoding = result.decode_ratio(SPECULATIVE, PLAIN)
     if decoding == decoding:  # else each answer came with its prompt's step

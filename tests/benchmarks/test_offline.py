@@ -106,16 +106,29 @@ def test_spread_is_median_and_quartiles() -> None:
 
 def test_sources_are_told_as_the_file_has_them(capsys: pytest.CaptureFixture[str]) -> None:
     run = Decoded((1, 2), 1.0, 0.5, 1, RequestStats())
-    settings = {"model": "[/b] x", "dtype": "float32", "drafter": "moa"}
+    settings = {"model": "[/b] x", "dtype": "float32", "drafter": "moa", "max_tokens": 8}
     result = OfflineResult(provenance(), settings, [Prompt("[/maths] :cat:", (1,))], {PLAIN: [run], SPECULATIVE: [run]})
     tables.print_offline(result)
     told = capsys.readouterr().out
     assert "[/maths] :cat: 1.00" in told and "[/b] x, float32" in told
 
 
+def test_answers_that_were_cut_off_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """A small model's rambling is easily drafted: what is gained on answers that end is told beside what is gained on all."""
+    settings = {"model": "x", "dtype": "float32", "drafter": "moa", "max_tokens": 3}
+    lengths = {PLAIN: [(2, 4.0), (3, 9.0), (2, 6.0)], SPECULATIVE: [(2, 2.0), (3, 1.0), (3, 1.0)]}
+    runs = {way: [Decoded((1,) * count, took, 0.0, 0, RequestStats()) for count, took in of] for way, of in lengths.items()}
+    result = OfflineResult(provenance(), settings, [Prompt("a", (number,)) for number in range(3)], runs)
+    ratios = json.loads(result.to_json())
+    assert ratios["ratios"]["speculative/plain"]["median"] == 9.0
+    assert ratios["ratios_of_ended"] == {"speculative/plain": {"compared": 1, "median": 2.0, "p25": 2.0, "p75": 2.0}}
+    tables.print_offline(result)
+    assert "of the 1 of 3 whose answers ended by themselves: 2.00x" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_ratio_of_nothing_is_null(capsys: pytest.CaptureFixture[str]) -> None:
     run = Decoded((1,), 1.0, 0.0, 0, RequestStats())
-    settings = {"model": "x", "dtype": "float32", "drafter": "moa"}
+    settings = {"model": "x", "dtype": "float32", "drafter": "moa", "max_tokens": 8}
     result = OfflineResult(provenance(), settings, [Prompt("a", (1,))], {PLAIN: [run], SPECULATIVE: [run]})
     assert json.loads(result.to_json(), parse_constant=pytest.fail)["decode_ratio"] is None
     tables.print_offline(result)
@@ -152,7 +165,7 @@ def test_the_command_prints_tables_and_writes_json(tmp_path) -> None:
 
 def test_figures_that_the_disk_does_not_take_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Decoded((1, 2), 1.0, 0.5, 1, RequestStats())
-    settings = {"model": "x", "dtype": "float32", "drafter": "moa"}
+    settings = {"model": "x", "dtype": "float32", "drafter": "moa", "max_tokens": 8}
     result = OfflineResult(provenance(), settings, [Prompt("a", (1,))], {PLAIN: [run], SPECULATIVE: [run]})
 
     def fill(*_: object, **__: object) -> OfflineResult:
