@@ -12,7 +12,9 @@ from app.sessions.store import StoredResponse
 
 
 class RedisResponses:
-    """A ResponseStore of at most ``most`` responses and ``most_bytes`` bytes of all servers together, the newest.
+    """A ResponseStore of at most ``most`` responses and ``most_bytes`` bytes of all servers together.
+
+    Where there is no room, the oldest of the owner that has most gives way, as in MemoryStore; among thousands a sample says who.
 
     Each is kept for ``seconds`` after it was put. Keys hold a hash of the owner and the response's id.
     """

@@ -103,8 +103,29 @@ for _, names in ipairs({redis.call('ZRANGE', ends, 0, looks - 1), redis.call('ZR
     if redis.call('EXISTS', prefix .. name) == 0 then forget(name) end
   end
 end
+local function owner_of(name) return string.match(name, '^(%x+):') or '' end
+
+-- The longest unused of who has most: by a sample, as thousands of names would have to be gone through.
+local function next_to_go()
+  local sample, has, most_of = redis.call('ZRANDMEMBER', ends, 64), {}, nil
+  for _, name in ipairs(sample) do
+    local owner = owner_of(name)
+    has[owner] = (has[owner] or 0) + (total > most_bytes and size_of(name) or 1)
+    if not most_of or has[owner] > has[most_of] then most_of = owner end
+  end
+  for _, name in ipairs(redis.call('ZRANGE', ends, 0, 63)) do
+    if owner_of(name) == most_of then return name end
+  end
+  local oldest, ends_at
+  for _, name in ipairs(sample) do
+    local at = tonumber(redis.call('ZSCORE', ends, name))
+    if owner_of(name) == most_of and (not oldest or at < ends_at) then oldest, ends_at = name, at end
+  end
+  return oldest
+end
+
 while total > most_bytes or redis.call('ZCARD', ends) > most do
-  local name = redis.call('ZRANGE', ends, 0, 0)[1]
+  local name = next_to_go()
   if not name then break end
   drop(name)
 end
@@ -112,7 +133,10 @@ save(ttl)
 return used_at
 """
 )
-"""Set values, then drop the longest unused until the limits hold; when they count as used."""
+"""Set values, then drop the longest unused of the owner that has most until the limits hold; when they count as used.
+
+An owner is what names have before a colon, in hexadecimal; of those without one, all are the same.
+"""
 
 USE: Final = (
     _NOTES

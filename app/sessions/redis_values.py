@@ -38,6 +38,9 @@ class Row:
 class RedisValues:
     """Values under ``prefix:1:kind:NAME``, each kept for ``seconds``, up to ``most_bytes`` bytes (headers included) and ``most``.
 
+    Names may have an owner, in hexadecimal before a colon: where there is no room, the longest unused of the one that has most give
+    way, by what a sample says of that.
+
     All methods raise StoreUnavailableError. A value that is not ours, not whole or of another format is counted as corrupt,
     deleted, and not there.
     """

@@ -309,6 +309,17 @@ class TestDamage:
         assert (seen.outcomes["get", "corrupt"], seen.outcomes["get", "miss"], seen.outcomes["get", "hit"]) == (2, 2, 0)
         assert [record.levelno for record in caplog.records if "damaged" in record.message] == [logging.WARNING]  # not each time
 
+    async def test_of_many_a_sample_tells_whose_give_way(self, raw: Any, connection: RedisConnection) -> None:
+        """The oldest of all are another's, and stay but for a few."""
+        store = RedisResponses(connection, "test", 200, 10_000_000, 60)
+        for owner, count in (("you", 100), ("me", 400)):
+            for number in range(count):
+                await store.put(owner, str(number), response())
+        yours = [number for number in range(100) if await store.get("you", str(number)) is not None]
+        assert len(yours) > 70
+        assert await store.get("me", "399") is not None and await store.get("me", "0") is None
+        await assert_notes_agree(raw)
+
     async def test_keys_tell_nothing_of_owners(self, raw: Any, connection: RedisConnection) -> None:
         await RedisResponses(connection, "t", 10, 10_000, DAY).put("a-tenant", "resp_1", response())
         keys = await raw.keys("*")

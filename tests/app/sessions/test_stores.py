@@ -192,6 +192,17 @@ class TestResponses:
         await store.put("", "c", response(text="x" * 3000))  # too large: and what it replaces is gone
         assert await _there(store) == ["b"]
 
+    @pytest.mark.parametrize(("most", "most_bytes", "size"), [(4, 100_000, 10), (100, room_for(4, 1000), 850)])
+    async def test_who_floods_the_store_loses_his_own(
+        self, make_responses: MakeResponses, most: int, most_bytes: int, size: int
+    ) -> None:
+        store = make_responses(most, most_bytes)
+        await store.put("me", "a", response(text="x" * size))
+        for number in range(20):
+            await store.put("you", str(number), response(text="x" * size))
+        assert await store.get("me", "a") is not None
+        assert [number for number in range(20) if await store.get("you", str(number)) is not None] == [17, 18, 19]
+
     async def test_where_there_is_no_room_nothing_is_kept(self, make_responses: MakeResponses) -> None:
         store = make_responses(0, 10_000)
         await store.put("", "a", response())
