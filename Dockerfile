@@ -4,7 +4,7 @@
 # DEVICE         cpu, or cuda: torch with CUDA's libraries, 5 GB more
 # TORCH_INDEX    a package index to take torch from, e.g. https://download.pytorch.org/whl/cu128
 # EXTRAS         what else is installed, by commas: otel (traces), ray (moaserve ray, which is 300 MB)
-# WITH_COMPILER  1: g++, so that `--compile auto` compiles small models for the CPU (docs/self-hosting.md)
+# WITH_COMPILER  1: g++, for small models that have to be compiled for the CPU; operators are in the image (docs/self-hosting.md)
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -33,9 +33,18 @@ RUN set -eu; \
 extras = [name for name in os.environ['EXTRAS'].split(',') if name]; \
 print(*project['dependencies'], *(each for name in extras for each in project['optional-dependencies'][name]), sep='\n')" >requirements.txt; \
     in_venv install --requirement requirements.txt
+# For the operators of x86 CPUs; the image itself has no compiler.
+RUN set -eu; \
+    if [ "$(uname -m)" = x86_64 ]; then \
+        apt-get update; \
+        apt-get install --yes --no-install-recommends g++ libc6-dev; \
+        rm -rf /var/lib/apt/lists/*; \
+    fi
 # Apart from its dependencies, so that a new version of ours is a small layer.
 COPY . .
-RUN pip --python /opt/venv/bin/python install --no-deps --target /opt/moaserve .
+RUN set -eu; \
+    pip --python /opt/venv/bin/python install --no-deps --target /opt/moaserve .; \
+    if [ "$(uname -m)" = x86_64 ]; then PYTHONPATH=/opt/moaserve /opt/venv/bin/python -m models.prebuilding; fi
 
 FROM ${PYTHON_IMAGE}
 ARG WITH_COMPILER=0

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from models import cached_attention, tiled_linear
 from models.attention import AttentionPlan
 from models.digest import digest_weights
-from models.graph_runner import keep, machine
+from models.graph_runner import keep, machine, prebuilt_runner
 from models.kv_cache import KVWindow
 from models.layers import Linear, RMSNorm, RotaryTable
 from models.llama import Llama
@@ -54,9 +54,14 @@ class Graph:
 
 
 def unsupported(device: torch.device) -> str | None:
-    """Why nothing can be compiled here, or None."""
+    """Why neither graphs nor operators can be had here, or None; for graphs ``without_compiler`` may speak against it."""
     if device.type != "cpu":
         return "compilation is for CPUs"
+    return None if prebuilt_runner() else without_compiler()
+
+
+def without_compiler() -> str | None:
+    """What is wrong with this machine's compiler, or None."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         return "no C++ compiler found (install g++)"

@@ -18,12 +18,18 @@ import xxhash
 from torch import Tensor
 
 from models.llama import CompiledGraph
-from models.tiles import instructions
+from models.tiles import Instructions, instructions
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""Where ``prebuilding`` puts libraries, for machines without a compiler."""
+
 _CPU_INFO = Path("/proc/cpuinfo")
+
+_EVERY_CPU = "x86-64-v3"
+"""What the library asks of CPUs besides what its operators are made of, whose functions name that themselves."""
 
 
 @cache
@@ -46,28 +52,43 @@ def _cpu_flags() -> str:
     return platform.processor()
 
 
-def runner_fingerprint() -> str:
-    """Identifies the library that ``build_runner`` makes: its sources, PyTorch and the CPU."""
-    place = f"{machine()} {instructions()}".encode()
-    return hashlib.sha256(place + b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))).hexdigest()[:24]
+def runner_fingerprint(operators: Instructions | None) -> str:
+    """Identifies the library that ``build_runner`` makes: its sources, PyTorch, and what it is made of or, without, the CPU."""
+    place = machine() if operators is None else f"{torch.__version__} {operators}"
+    return hashlib.sha256(place.encode() + b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))).hexdigest()[:24]
+
+
+def runner_name(operators: Instructions | None) -> str:
+    """What the file is called."""
+    return f"runner-{runner_fingerprint(operators)}.so"
+
+
+def prebuilt_runner() -> Path | None:
+    """The library for this machine, where it came with the program."""
+    path = PREBUILT / runner_name(instructions())
+    return path if intact(path) else None
 
 
 def runner_path(cache: Path) -> Path:
-    """Where ``build_runner`` is to put it among the compiled graphs in ``cache``."""
-    return cache / f"runner-{runner_fingerprint()}.so"
+    """Where it is: with the program, or else where ``build_runner`` is to put it among the compiled graphs in ``cache``."""
+    return prebuilt_runner() or cache / runner_name(instructions())
 
 
-def build_runner(path: Path) -> None:
+def build_runner(path: Path, operators: Instructions | None = None) -> None:
     """Compile the library that runs graphs, and has the operators that they use, to ``path``; half a minute.
 
-    All sources are compiled as one: PyTorch's headers take most of the time.
+    It has ``operators``, those of this CPU unless told otherwise, and then runs on all CPUs that have these. All sources are
+    compiled as one: PyTorch's headers take most of the time.
     """
+    from torch._inductor import config
     from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
 
+    operators = operators or instructions()
+    target = {} if operators is None else {"cpp.march": _EVERY_CPU}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, config.patch(target):
         together = Path(folder) / "together.cpp"
-        chosen = "#define MOASERVE_AVX2 1\n" if instructions() == "AVX2" else ""
+        chosen = "#define MOASERVE_AVX2 1\n" if operators == "AVX2" else ""
         together.write_text(chosen + "".join(f'#include "{source}"\n' for source in SOURCES))
         builder = CppBuilder("runner", [str(together)], CppTorchOptions(), folder)
         builder.build()

@@ -18,6 +18,9 @@ LIBRARY = torch.library.Library("moaserve", "FRAGMENT")
 TYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """What operators store."""
 
+Instructions = Literal["AVX512-BF16", "AVX2"]
+"""What operators are made of."""
+
 _loaded = False
 
 Value = TypeVar("Value")
@@ -31,7 +34,7 @@ def loaded() -> bool:
 
 
 @cache
-def instructions() -> Literal["AVX512-BF16", "AVX2"] | None:
+def instructions() -> Instructions | None:
     """What operators are made of on this CPU, or None: there are none.
 
     With ``ONEDNN_MAX_CPU_ISA=AVX2``, oneDNN's variable that says how much of a CPU to use, AVX2 is taken wherever there is more.

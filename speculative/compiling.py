@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.compiled import DYNAMIC, Graph, decoder_graph
+from models.compiled import DYNAMIC, Graph, decoder_graph, without_compiler
 from models.graph_runner import load_graph, load_long_graph, load_runner, of_dense
 from models.kv_cache import KVCache
 from models.llama import Llama, of_all_rows
 from models.tiled_decoder import TiledLayers, suits, suits_head, suits_whole, tiled_decoder, tiled_head
+from models.tiles import instructions
 from speculative.batch import TreeLayout, layout_operator, layout_suits
 from speculative.config import EngineConfig
 from speculative.drafters.independent import IndependentDrafter
@@ -20,6 +21,7 @@ from speculative.drafters.moa import MoADrafter
 from speculative.drafters.moa_graphs import drafter_graphs, use_compiled
 from speculative.drafters.wrapper import innermost
 from speculative.engine import Engine
+from speculative.errors import EngineLoadError
 from speculative.packages import CompileCacheError, Recipe, compiles_graphs, packages
 from speculative.sampling import argmax
 from speculative.tiled_verification import TiledVerification
@@ -76,6 +78,13 @@ def compile_engine(engine: Engine, config: EngineConfig) -> None:
         other.use_operators()
 
 
+def means(engine: Engine) -> str:
+    """What a loaded engine's target is computed by, in words: speed goes by that."""
+    if engine.target.compiled is None:
+        return "PyTorch, uncompiled"
+    return f"our operators ({instructions()})" if isinstance(engine.target.compiled, TiledLayers) else "compiled graphs"
+
+
 def own_layers(engine: Engine) -> int:
     """How many of the target's first layers are its alone; some drafters run through the last ones."""
     drafter = innermost(engine.drafter)
@@ -91,13 +100,18 @@ def engine_graphs(**config: Any) -> list[Graph]:
 
 
 def _compiled_drafter(engine: Engine, config: EngineConfig) -> MoADrafter | None:
-    """The drafter, where it is not left uncompiled: beside a large target it has operators for all that it does, or none."""
+    """The drafter, where it is not left uncompiled: where no graph is compiled it has operators for all that it does, or none.
+
+    Raises EngineLoadError where graphs were asked for and there is no compiler.
+    """
     drafter = innermost(engine.drafter)
     if not isinstance(drafter, MoADrafter) or drafter.borrowed:
         return None
-    if compiles_graphs(config.compile, engine.target):
+    if compiles_graphs(config.compile, engine.target) or not drafter_graphs(drafter, engine.cache):
         return drafter
-    return None if drafter_graphs(drafter, engine.cache) else drafter
+    if config.compile == "on":
+        raise EngineLoadError(f"--compile on: {without_compiler()}")
+    return None
 
 
 def _graphs(engine: Engine, drafter: MoADrafter | None) -> list[Graph]:

@@ -31,7 +31,7 @@ from models.loader import (
 from models.target_weights import is_for_other_weights
 from models.tiled_decoder import suits_whole
 from speculative.adaptive_policy import AdaptivePolicy
-from speculative.compiling import compile_engine, own_layers
+from speculative.compiling import compile_engine, means, own_layers
 from speculative.config import BUNDLED, EngineConfig, ModelInfo
 from speculative.cost_measuring import measure_costs, measure_reading
 from speculative.costs import StepCosts
@@ -101,6 +101,8 @@ def _load(config: EngineConfig, failed: ExitStack) -> Engine:
     engine.target.release_layers(own_layers(engine))
     if replays(config, engine.target.device):
         replay_engine(engine)
+    elif engine.target.device.type == "cpu":
+        logger.info("the target is computed in %s by %s", engine.info.dtype, means(engine))
     engine.scheduler.budget.costs = measure_reading(engine)
     if config.draft_policy == "adaptive" and engine.drafter is not None and engine.info.max_model_len >= MEASURABLE:
         narrows = isinstance(drafter, TreeDrafter) and drafter.narrows

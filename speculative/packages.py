@@ -30,7 +30,7 @@ from filelock import FileLock
 from torch import nn
 from tqdm.auto import tqdm
 
-from models.compiled import Graph, compile_graph, default_cache, fingerprint, unsupported
+from models.compiled import Graph, compile_graph, default_cache, fingerprint, unsupported, without_compiler
 from models.graph_runner import build_runner, intact, runner_path
 from speculative.config import Compile
 from speculative.errors import EngineLoadError
@@ -93,8 +93,12 @@ class Recipe:
 
 
 def compiles_graphs(choice: Compile, module: nn.Module) -> bool:
-    """Whether PyTorch's compiler is to be run for what computes with ``module``: it was asked for, or the network is small."""
-    return choice == "on" or (choice == "auto" and sum(p.numel() for p in module.parameters()) <= LARGEST_COMPILED)
+    """Whether PyTorch's compiler is to be run for what computes with ``module``: it was asked for, or the network is small.
+
+    Nowhere without a C++ compiler; operators may have been compiled elsewhere.
+    """
+    wanted = choice == "on" or (choice == "auto" and sum(p.numel() for p in module.parameters()) <= LARGEST_COMPILED)
+    return wanted and without_compiler() is None
 
 
 def compiles(
@@ -108,7 +112,7 @@ def compiles(
         return False
     reason = unsupported(device) or reason
     if reason is None and not by_operators and not compiles_graphs(choice, module):
-        reason = "the model is so large that its products outweigh what compilation saves"
+        reason = without_compiler() or "the model is so large that its products outweigh what compilation saves"
     if reason is not None and choice == "on":
         raise EngineLoadError(f"--compile on: {reason}")
     return reason is None

@@ -102,7 +102,7 @@ Compile = Annotated[
     typer.Option(
         help="Compile the networks for this CPU: auto, on or off. Takes half a minute to some minutes, once; decoding is then some "
         "three times faster for small models. On a GPU steps are recorded as CUDA graphs, unless it is off. "
-        "(default: auto: where there is a C++ compiler, and the model is small or one that our operators are for)",
+        "(default: auto: where there is a C++ compiler and the model is small, or where our operators are for it)",
         rich_help_panel=ENGINE,
     ),
 ]

@@ -23,6 +23,7 @@ import openai
 import pytest
 import yaml
 
+from models.tiles import has_operators
 from speculative.edge_export import export_edge
 
 pytestmark = [pytest.mark.docker, pytest.mark.integration]
@@ -225,6 +226,9 @@ def test_a_mounted_model_is_served_to_any_user_and_stops_in_order(run_image: Cal
     assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "mine"
     answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 8}, timeout=MINUTES)
     assert answer.json()["choices"][0]["message"]["content"]
+    if has_operators():
+        said = subprocess.run(["docker", "logs", container], check=True, capture_output=True, text=True)
+        assert "by our operators (" in said.stdout + said.stderr
     docker("stop", "--time", "60", container)
     assert docker("inspect", "-f", "{{.State.ExitCode}}", container) == "0"
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from models import compiled, graph_runner
-from models.compiled import Graph, default_cache, fingerprint, unsupported
-from models.graph_runner import intact, keep, machine, runner_fingerprint
+from models import compiled, graph_runner, prebuilding
+from models.compiled import Graph, default_cache, fingerprint, unsupported, without_compiler
+from models.graph_runner import intact, keep, machine, runner_fingerprint, runner_name, runner_path
 from models.layers import RMSNorm, RotaryTable
 from models.rope import RopeConfig
+from models.tiles import instructions
 
 NORM = "from models.compiled import Graph, fingerprint; from models.layers import RMSNorm; import torch; torch.set_num_threads(1); "
 NORM += "print(fingerprint(Graph('norm', RMSNorm(8, 1e-5), (torch.zeros(3, 8),), ({},))))"
@@ -69,7 +70,7 @@ def test_cpus_of_a_class_that_can_do_different_things_share_nothing(other_cpu: P
     def keys(said: str) -> tuple[str, str]:
         other_cpu.write_text(said)
         machine.cache_clear()
-        return runner_fingerprint(), key_of(RMSNorm(8, 1e-5))
+        return runner_fingerprint(None), key_of(RMSNorm(8, 1e-5))
 
     first, second = keys(lines[0]), keys(lines[1])
     assert first == keys(lines[0] + "processor: 1\nflags: of another core\n")
@@ -80,10 +81,48 @@ def test_without_word_of_a_cpu_its_name_counts(other_cpu: Path, monkeypatch: pyt
     def key(name: str) -> str:
         monkeypatch.setattr("platform.processor", lambda: name)
         machine.cache_clear()
-        return runner_fingerprint()
+        return runner_fingerprint(None)
 
     assert not other_cpu.exists()
     assert key("arm") == key("arm") != key("i386")
+
+
+def test_a_library_of_operators_is_for_all_cpus_that_have_what_they_are_made_of(other_cpu: Path) -> None:
+    found = set()
+    for flags in ("avx2 fma", "avx2 fma avx512f"):
+        other_cpu.write_text(f"flags\t\t: {flags}\n")
+        machine.cache_clear()
+        found.add((runner_fingerprint("AVX2"), runner_fingerprint("AVX512-BF16")))
+    ((narrow, wide),) = found
+    assert narrow != wide
+
+
+def test_a_library_that_came_with_the_program_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_runner, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    cpu, cache = torch.device("cpu"), tmp_path / "cache"
+    path = tmp_path / "prebuilt" / runner_name(instructions())
+    assert runner_path(cache).parent == cache
+    assert "no C++ compiler found" in (unsupported(cpu) or "")
+    path.parent.mkdir()
+    path.write_bytes(b"half of it")
+    assert runner_path(cache).parent == cache  # damaged
+    (tmp_path / "made").write_bytes(b"a library")
+    keep(tmp_path / "made", path)
+    assert runner_path(cache) == path
+    assert unsupported(cpu) is None
+    assert "no C++ compiler found" in (without_compiler() or "")
+    assert unsupported(torch.device("cuda")) == "compilation is for CPUs"
+
+
+def test_what_cannot_be_built_beforehand_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(SystemExit, match="operators are for x86-64, not aarch64"):
+        prebuilding.main()
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(SystemExit, match="no C\\+\\+ compiler found"):
+        prebuilding.main()
 
 
 def test_graphs_with_our_operators_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
