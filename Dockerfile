@@ -40,11 +40,12 @@ RUN set -eu; \
         apt-get install --yes --no-install-recommends g++ libc6-dev; \
         rm -rf /var/lib/apt/lists/*; \
     fi
-# Apart from its dependencies, so that a new version of ours is a small layer.
+# Apart from its dependencies, so that a new version of ours is a small layer. Operators are built from where it is installed: Python
+# would take the sources of the folder that it runs in for the program.
 COPY . .
 RUN set -eu; \
     pip --python /opt/venv/bin/python install --no-deps --target /opt/moaserve .; \
-    if [ "$(uname -m)" = x86_64 ]; then PYTHONPATH=/opt/moaserve /opt/venv/bin/python -m models.prebuilding; fi
+    if [ "$(uname -m)" = x86_64 ]; then cd /opt/moaserve; /opt/venv/bin/python -m models.prebuilding; fi
 
 FROM ${PYTHON_IMAGE}
 ARG WITH_COMPILER=0

@@ -78,6 +78,13 @@ def test_torch_comes_from_where_the_makefile_takes_it() -> None:
     assert index is not None and f"--index-url {index[1]} " in DOCKERFILE
 
 
+def test_operators_are_built_into_what_is_installed_and_the_compiler_stays_behind() -> None:
+    building, final = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[1:]
+    assert building.index("--target /opt/moaserve .") < building.index("cd /opt/moaserve; /opt/venv/bin/python -m models.prebuilding")
+    assert "models.prebuilding" not in final and final.count("g++") == 1
+    assert final.index('if [ "$WITH_COMPILER" = 1 ]') < final.index("g++")
+
+
 def test_nothing_is_open_to_other_machines_unless_asked() -> None:
     published = [default(port) for service in SERVICES.values() for port in service.get("ports", [])]
     assert sorted(port for port in published) == [
