@@ -30,7 +30,7 @@ from models.graph_runner import keep, machine, prebuilt_runner
 from models.kv_cache import KVWindow
 from models.layers import Linear, RMSNorm, RotaryTable
 from models.llama import Llama
-from models.tiles import has_tiles, instructions
+from models.tiles import Instructions, instructions
 
 logger = logging.getLogger("moaserve.engine")
 
@@ -60,14 +60,14 @@ def unsupported(device: torch.device) -> str | None:
     return None if prebuilt_runner() else without_compiler()
 
 
-def without_compiler() -> str | None:
-    """What is wrong with this machine's compiler, or None."""
+def without_compiler(operators: Instructions | None = None) -> str | None:
+    """What is wrong with this machine's compiler, or None; it must know ``operators``, those of this CPU unless told otherwise."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         return "no C++ compiler found (install g++)"
     # Our operators are called wherever the CPU has what they are for, so they must be there.
-    if has_tiles() and not _knows_tiles(compiler):
-        return f"{compiler} does not know this CPU's AVX512-BF16 and AMX (install g++ 11 or newer, or name one with CXX)"
+    if (operators or instructions()) == "AVX512-BF16" and not _knows_tiles(compiler):
+        return f"{compiler} does not know AVX512-BF16 and AMX (install g++ 11 or newer, or name one with CXX)"
     return None
 
 
@@ -78,7 +78,7 @@ def _knows_tiles(compiler: str) -> bool:
     asked = subprocess.run([compiler, "-E", "-P", "-x", "c++", "-"], input=source, capture_output=True, text=True, check=False)
     if "lacking" in asked.stdout:
         logger.warning(
-            "%s does not know this CPU's AVX512-BF16 and AMX, so neither graphs nor our operators are compiled: "
+            "%s does not know AVX512-BF16 and AMX, so neither graphs nor our operators are compiled: "
             "install g++ 11 or newer, or name one with CXX",
             compiler,
         )

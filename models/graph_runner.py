@@ -28,8 +28,11 @@ PREBUILT = Path(__file__).parent / "prebuilt"
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
-_EVERY_CPU = "x86-64-v3"
-"""What the library asks of CPUs besides what its operators are made of, whose functions name that themselves."""
+_EVERY_CPU = ("march=x86-64", "mavx2", "mfma")
+"""What the library asks of CPUs besides what its operators are made of, whose functions name that themselves.
+
+x86-64-v3 is little more, and compilers before g++ 11 do not know it.
+"""
 
 
 @cache
@@ -54,7 +57,7 @@ def _cpu_flags() -> str:
 
 def runner_fingerprint(operators: Instructions | None) -> str:
     """Identifies the library that ``build_runner`` makes: its sources, PyTorch, and what it is made of or, without, the CPU."""
-    place = machine() if operators is None else f"{torch.__version__} {operators}"
+    place = machine() if operators is None else f"{torch.__version__} {operators} {_EVERY_CPU}"
     return hashlib.sha256(place.encode() + b"".join(source.read_bytes() for source in (*SOURCES, *HEADERS))).hexdigest()[:24]
 
 
@@ -80,17 +83,18 @@ def build_runner(path: Path, operators: Instructions | None = None) -> None:
     It has ``operators``, those of this CPU unless told otherwise, and then runs on all CPUs that have these. All sources are
     compiled as one: PyTorch's headers take most of the time.
     """
-    from torch._inductor import config
     from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
 
-    operators = operators or instructions()
-    target = {} if operators is None else {"cpp.march": _EVERY_CPU}
+    operators, options = operators or instructions(), CppTorchOptions()
+    if operators is not None:
+        flags = options.get_cflags()  # a list that may be changed; not all versions of PyTorch have a setting for it
+        flags[:] = [flag for flag in flags if not flag.startswith("march=")] + list(_EVERY_CPU)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, config.patch(target):
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         together = Path(folder) / "together.cpp"
         chosen = "#define MOASERVE_AVX2 1\n" if operators == "AVX2" else ""
         together.write_text(chosen + "".join(f'#include "{source}"\n' for source in SOURCES))
-        builder = CppBuilder("runner", [str(together)], CppTorchOptions(), folder)
+        builder = CppBuilder("runner", [str(together)], options, folder)
         builder.build()
         keep(Path(builder.get_target_file_path()), path)
 

@@ -80,7 +80,9 @@ def test_torch_comes_from_where_the_makefile_takes_it() -> None:
 
 def test_operators_are_built_into_what_is_installed_and_the_compiler_stays_behind() -> None:
     building, final = re.split(r"^FROM .*$", DOCKERFILE, flags=re.MULTILINE)[1:]
-    assert building.index("--target /opt/moaserve .") < building.index("cd /opt/moaserve; /opt/venv/bin/python -m models.prebuilding")
+    assert building.index("--target /opt/moaserve .") < building.index(
+        "cd /opt/moaserve; /opt/venv/bin/python -m models.prebuilding"
+    )
     assert "models.prebuilding" not in final and final.count("g++") == 1
     assert final.index('if [ "$WITH_COMPILER" = 1 ]') < final.index("g++")
 

@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -6,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._inductor.cpp_builder import CppBuilder
 
 from models import compiled, graph_runner, prebuilding
 from models.compiled import Graph, default_cache, fingerprint, unsupported, without_compiler
-from models.graph_runner import intact, keep, machine, runner_fingerprint, runner_name, runner_path
+from models.graph_runner import build_runner, intact, keep, machine, runner_fingerprint, runner_name, runner_path
 from models.layers import RMSNorm, RotaryTable
 from models.rope import RopeConfig
-from models.tiles import instructions
+from models.tiles import Instructions, instructions
 
 NORM = "from models.compiled import Graph, fingerprint; from models.layers import RMSNorm; import torch; torch.set_num_threads(1); "
 NORM += "print(fingerprint(Graph('norm', RMSNorm(8, 1e-5), (torch.zeros(3, 8),), ({},))))"
@@ -125,6 +127,27 @@ def test_what_cannot_be_built_beforehand_is_told(monkeypatch: pytest.MonkeyPatch
         prebuilding.main()
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="asks the compiler what it is")
+@pytest.mark.parametrize("operators", ["AVX512-BF16", "AVX2", None])
+def test_the_library_is_compiled_for_all_cpus_that_its_operators_are_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operators: Instructions | None
+) -> None:
+    commands: list[str] = []
+
+    def build(builder: CppBuilder) -> None:
+        commands.append(builder.get_command_line())
+        Path(builder.get_target_file_path()).write_bytes(b"a library")
+
+    monkeypatch.setattr(CppBuilder, "build", build)
+    monkeypatch.setattr(graph_runner, "instructions", lambda: None)
+    build_runner(tmp_path / "runner.so", operators)
+    assert intact(tmp_path / "runner.so")
+    (command,) = commands
+    said = {word for word in command.split() if word.startswith("-m")}
+    assert said == {"-march=x86-64", "-mavx2", "-mfma"} or operators is None
+    assert "CPU_CAPABILITY" not in command  # which the CPU that builds would choose
+
+
 def test_graphs_with_our_operators_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
     for chosen in ("AVX512-BF16", "AVX2", None):
@@ -184,17 +207,20 @@ def old_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_that_is_too_old_for_the_cpu_compiles_nothing_and_that_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled, "has_tiles", lambda: True)
+    monkeypatch.setattr(compiled, "instructions", lambda: "AVX512-BF16")
     for _ in range(2):
-        assert "g++-10 does not know this CPU's AVX512-BF16" in (unsupported(torch.device("cpu")) or "")
+        assert "g++-10 does not know AVX512-BF16" in (unsupported(torch.device("cpu")) or "")
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "install g++ 11 or newer" in record.getMessage()
 
 
 @pytest.mark.usefixtures("old_compiler")
 def test_for_other_cpus_it_is_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "has_tiles", lambda: False)
+    monkeypatch.setattr(compiled, "instructions", lambda: "AVX2")
     assert unsupported(torch.device("cpu")) is None
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(RuntimeError, match="does not know AVX512-BF16"):
+        prebuilding.prebuild()
 
 
 def test_a_compiler_that_fails_says_so_when_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,5 +228,5 @@ def test_a_compiler_that_fails_says_so_when_it_compiles(tmp_path: Path, monkeypa
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    monkeypatch.setattr(compiled, "has_tiles", lambda: True)
+    monkeypatch.setattr(compiled, "instructions", lambda: "AVX512-BF16")
     assert unsupported(torch.device("cpu")) is None
