@@ -84,7 +84,8 @@ def edge(
         str | None,
         typer.Option(
             help="Compile the drafter for this CPU: auto, on or off. Takes two minutes or more, once; it drafts some four times as "
-            "fast then. (default: auto: where there is a C++ compiler, the drafter is small and its weights are not int8)",
+            "fast then. (default: auto: where there is a C++ compiler, or operators for it were compiled beforehand, the drafter "
+            "is small and its weights are not int8)",
             rich_help_panel=DRAFTING,
         ),
     ] = None,

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from models.compiled import Graph
+from models.edge import EdgeNetworks
 from models.edge_bundle import EdgeBundle, read_bundle
 from models.graph_runner import load_graph, load_runner
+from speculative.drafters import tiled_block
 from speculative.drafters.moa_edge import EdgeDrafter, EdgeNetwork
 from speculative.drafters.moa_graphs import drafting_graphs, use_compiled
 from speculative.packages import Recipe, packages
@@ -20,6 +22,13 @@ from speculative.policy import DraftShape
 def new_drafter(bundle: EdgeBundle, largest: DraftShape, network: EdgeNetwork | None = None) -> EdgeDrafter:
     """One that drafts for one text, with a network of its own, or with another's."""
     return EdgeDrafter(bundle.drafter, bundle.target, 1, bundle.config.max_model_len, largest, network=network)
+
+
+def suits_whole(networks: EdgeNetworks, vocabulary_size: int | None, largest: DraftShape) -> bool:
+    """Whether operators do all that such a bundle's drafter does; ``networks`` are on the meta device, without weights."""
+    if vocabulary_size is not None:
+        networks.drafter.draft_vocabulary = torch.empty(vocabulary_size, dtype=torch.long, device="meta")
+    return tiled_block.suits(EdgeNetwork(networks.drafter, networks.target), largest.breadth)
 
 
 def compile_drafter(drafter: EdgeDrafter, folder: Path, largest: DraftShape) -> None:

@@ -14,7 +14,7 @@ from models.errors import CheckpointError
 from models.kv_cache import KVCache
 from speculative.config import MemoryFormat, ModelInfo
 from speculative.drafters.base import Drafter
-from speculative.edge.compiling import compile_drafter, new_drafter
+from speculative.edge.compiling import compile_drafter, new_drafter, suits_whole
 from speculative.edge.config import EdgeConfig
 from speculative.edge.text import EdgeText, TextDrafter
 from speculative.errors import EngineLoadError
@@ -78,11 +78,13 @@ class EdgeModel:
     def _load(cls, config: EdgeConfig) -> EdgeModel:
         try:
             with torch.inference_mode():
-                described = read_config(config.bundle)
+                described, cpu = read_config(config.bundle), torch.device("cpu")
                 as_read = "int8 weights are widened as they are read" if described.quantization == "int8" else None
-                drafter = networks_of(described, config.bundle, dtype=torch.float32).drafter
-                compiled = compiles(config.compile, drafter, torch.device("cpu"), as_read)
-                dtype = torch_dtype(config.dtype, torch.device("cpu"), compiled=compiled)
+                networks = networks_of(described, config.bundle, dtype=torch.float32)
+                networks.to(torch_dtype(config.dtype, cpu, compiled=True))
+                whole = as_read is None and suits_whole(networks, described.draft_vocabulary_size, config.largest_shape)
+                compiled = compiles(config.compile, networks.drafter, cpu, as_read, by_operators=whole)
+                dtype = torch_dtype(config.dtype, cpu, compiled=compiled)
                 bundle = read_bundle(config.bundle, dtype=dtype)
                 return cls(bundle, config.largest_shape, config.draft_lookup, config.bundle if compiled else None)
         except (CheckpointError, OSError) as error:
