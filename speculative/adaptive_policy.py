@@ -125,7 +125,7 @@ class AdaptivePolicy:
             self._pass_by(drafting, self._passes.seconds)
             return None
         self._passes = None
-        size, tokens, usual = len(batch), _tokens(batch), self._of(len(batch))
+        size, tokens = len(batch), _tokens(batch)
         plain = self.costs.plain(size, tokens)
         adaptive = all(sequence.request.adaptive for sequence in drafting)
         if adaptive and reading and self.expected.drafting(drafting) < _MOSTLY:
@@ -142,11 +142,19 @@ class AdaptivePolicy:
                 self._passes = _Passes(min(int(missing / (PROBING * plain)), _MOST_PASSES), batch[-1], size, plain)
                 return None
             self._allowance += PROBING * plain
-        elif adaptive and usual.drafted >= _BETWEEN and size < rate * plain < _CLOSE * size:
-            loss = plain - size / rate
-            if loss <= PROBING * usual.drafted * seconds:
-                return None
+        elif adaptive and self._compares(size, plain, rate, seconds):
+            return None
         return self._shape(size, tokens, rate / sum(self.expected.reliability(sequence) for sequence in drafting))
+
+    def _compares(self, size: int, plain: float, rate: float, seconds: float) -> bool:
+        """Whether to see what a plain step takes by now, where drafts, steps of so many seconds, are not much faster.
+
+        It may lose the share of the time that trials may.
+        """
+        drafted = self._of(size).drafted
+        if drafted < _BETWEEN or not size < rate * plain < _CLOSE * size:
+            return False
+        return plain - size / rate <= PROBING * drafted * seconds
 
     def _pass_by(self, drafting: list[Sequence], plain: float) -> None:
         """Nothing is drafted in a step that is expected to take so many seconds."""
@@ -162,16 +170,16 @@ class AdaptivePolicy:
         """What drafts are expected to bring with some numbers of nodes: tokens a second, seconds of a step, nodes."""
         usual, share = self._of(size), self.expected.share
         telling = (self.costs.prompt + self._unready(size) / size) / self._answer
-        if not self._cuts:  # a draft has as many nodes as it comes with, whatever is aimed at
-            nodes = self.largest.nodes
-            step = usual.drafts[nodes] + self.costs.verification(size, tokens, round(usual.nodes))
-            seconds = step + telling * (size + gain)
-            yield (size + gain) / seconds, seconds, nodes
-            return
-        verifications = self.costs.verifications(size, tokens, usual.drafts)
-        for (nodes, draft), verification in zip(usual.drafts.items(), verifications, strict=True):
-            gained = size + gain * share(nodes)
-            seconds = draft + verification + telling * gained
+        if self._cuts:
+            verifications = self.costs.verifications(size, tokens, usual.drafts)
+            kinds = [
+                (nodes, verification, gain * share(nodes)) for nodes, verification in zip(usual.drafts, verifications, strict=True)
+            ]
+        else:  # a draft has as many nodes as it comes with, whatever is aimed at
+            kinds = [(self.largest.nodes, self.costs.verification(size, tokens, round(usual.nodes)), gain)]
+        for nodes, verification, accepted in kinds:
+            gained = size + accepted
+            seconds = usual.drafts[nodes] + verification + telling * gained
             yield gained / seconds, seconds, nodes
 
     def _shape(self, size: int, tokens: int, worth: float) -> DraftShape:
