@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from models.tiles import LIBRARY, TYPES, has_operators, instructions
+from models.tiles import LIBRARY, TYPES, has_operators
 
 PANEL, _INPUTS = 32, 32
 """Outputs of a panel, and inputs of a step: two tiles of 16 outputs, whose rows hold two inputs of each."""
@@ -42,15 +42,19 @@ def tiled(weight: Tensor) -> Tensor:
     """A weight [out, in] as the operator reads it, a panel's tiles by inputs.
 
     In bfloat16 [out/32, in/32, 2, 16, 16, 2], with both inputs of a pair side by side; in float32 [out/32, in/32, 2, 16, 2, 16].
-    A weight in float32 that bfloat16 holds as it is, as most published ones do, becomes one in bfloat16 where products with rows in
-    float32 take it: they are the same to the last bit, and there is half as much to fetch from memory.
+    A weight in float32 that bfloat16 holds as it is, as most published ones, becomes one in bfloat16: its products with rows in
+    float32 are the same to the last bit, and there is half as much to fetch from memory.
     """
-    if weight.dtype == torch.float32 and instructions() == "AVX2":
-        narrow = weight.to(torch.bfloat16)
-        weight = narrow if torch.equal(narrow.float(), weight) else weight
+    weight = _narrowed(weight)
     outputs, inputs = weight.shape
     parts = weight.view(outputs // PANEL, 2, 16, inputs // _INPUTS, 16, 2)
     return parts.permute((0, 3, 1, 4, 5, 2) if weight.dtype == torch.float32 else (0, 3, 1, 4, 2, 5)).contiguous()
+
+
+def _narrowed(weight: Tensor) -> Tensor:
+    """In bfloat16, where that holds all its numbers as they are."""
+    narrow = weight.to(torch.bfloat16)
+    return narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
 
 
 def in_one_piece(tensors: Iterable[Tensor], size: int) -> list[Tensor]:

@@ -1,5 +1,5 @@
-// Products of rows with constant weights, of bfloat16 by tiles or by vectors, of float32 by vectors: without tiles with weights in bfloat16
-// too, which are half as much to fetch, and sums of the same numbers in the same order as if these stood there in float32.
+// Products of rows with constant weights, of bfloat16 by tiles or by vectors, of float32 by vectors: with weights in bfloat16 too, which are
+// half as much to fetch, and sums of the same numbers in the same order as if these stood there in float32.
 //
 // Weights lie in panels of 32 outputs, as products read them (tiled_linear.py): a panel is fetched once and stays in the
 // first-level cache for all rows. Every output is the sum of the same products in the same order, whatever the number of rows.
@@ -197,9 +197,9 @@ SIMD inline Rows left_of(Rows x, int64_t size) {
   }
 }
 
-// Whether rows of this type take weights in bfloat16: where vectors widen these anyway, float32's do.
+// Whether rows of this type take weights in bfloat16 too, which are widened for them.
 template <class Number>
-constexpr bool kTakesNarrow = std::is_same_v<Number, float> && kWidens<BFloat16>;
+constexpr bool kTakesNarrow = std::is_same_v<Number, float>;
 
 // Whether a weight is one that rows of this type are multiplied with.
 template <class Number>
@@ -218,7 +218,7 @@ void product(Rows x, const at::Tensor& weight, const Write& write, bool near = f
     at::parallel_for(0, panels.count, grain, [&](int64_t begin, int64_t end) { multiply_panels_by_vectors(left, panels, begin, end, write); });
   };
   if constexpr (kTakesNarrow<Number>) {
-    if (weight.scalar_type() == at::kBFloat16) return by_vectors(left_of<Number>(x, weight.size(1) * kPairs), Panels<BFloat16>(weight, near));
+    if (weight.scalar_type() == at::kBFloat16) return by_vectors(left_of<Number>(x, weight.size(1) * kPairs), Panels<Halves>(weight, near));
   }
   const Panels<Number> panels(weight, near);
 #ifdef MOASERVE_TILES

@@ -98,12 +98,17 @@ constexpr bool by_tiles() { return false; }
 
 #endif
 
-// What stands on the left of products by vectors: numbers as they are stored, or the same in float32.
+// What stands on the left of products by vectors: numbers as they are stored, or the same in float32. And weights in bfloat16 that are
+// widened as they are read, so that their products are float32's.
 #ifdef MOASERVE_TILES
+struct Halves {
+  uint16_t upper;
+};
 template <class Number>
-using Left = Number;
+using Left = std::conditional_t<std::is_same_v<Number, Halves>, float, Number>;
 constexpr bool kPacks = false;
 #else
+using Halves = BFloat16;
 template <class Number>
 using Left = float;
 constexpr bool kPacks = true;  // whether what weights are multiplied with is packed, as registers are few: packed_rows.h
@@ -232,6 +237,36 @@ SIMD inline void multiply_narrow(Operand a, Operand b, int64_t steps, Sums out, 
   store_sums(sums, out);
 }
 
+// Of a pair in bfloat16, each half is the upper bits of a number in float32: `multiply_floats` of these numbers, in its order.
+template <int R, int C, int P, bool packed>
+SIMD inline void multiply_halves(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
+  wide::Floats sums[R][C];
+  begin_sums(sums, out, add);
+  for (int64_t step = 0; step < steps; ++step, a.data += a.step, b.data += b.step, ahead = ahead.after(1)) {
+    const char* left = a.data;
+    for (int64_t pair = 0; pair < P; ++pair, left += 2 * sizeof(float)) {
+      ahead.fetch<kLinesAtOnce<Halves>>(pair);
+      __m512i both[C];
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) both[c] = _mm512_loadu_si512(b.data + c * b.tile + pair * b.row);
+#pragma GCC unroll 2
+      for (int64_t odd = 0; odd < 2; ++odd) {
+        wide::Floats column[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) column[c] = _mm512_castsi512_ps(odd ? _mm512_and_si512(both[c], upper) : _mm512_slli_epi32(both[c], 16));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const wide::Floats one = wide::all(*reinterpret_cast<const float*>(left + odd * sizeof(float) + r * a.row));
+#pragma GCC unroll 4
+          for (int c = 0; c < C; ++c) sums[r][c] = wide::plus_product(sums[r][c], one, column[c]);
+        }
+      }
+    }
+  }
+  store_sums(sums, out);
+}
+
 constexpr int64_t kSums = 24;        // registers of 32 that hold sums
 constexpr int64_t kRowsAtOnce = 12;  // whose products with two tiles they are
 
@@ -294,10 +329,13 @@ constexpr int64_t kRowsAtOnce = 6;  // whose products with one tile they are
 template <class Number, int R, int C, int P, bool packed>
 SIMD __attribute__((always_inline)) inline void multiply_rows(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   if constexpr (std::is_same_v<Number, float>) multiply_floats<R, C, P, packed>(a, b, steps, out, add, ahead);
+#ifdef MOASERVE_TILES
+  else if constexpr (std::is_same_v<Number, Halves>) multiply_halves<R, C, P, packed>(a, b, steps, out, add, ahead);
+#endif
   else multiply_narrow<R, C, P, packed>(a, b, steps, out, add, ahead);
 }
 
-// The same, where so many registers hold sums that amid other code GCC would keep some of them in memory.
+// The same as a function of its own: one is compiled for all that multiply so, and amid other code GCC would keep some sums in memory.
 template <class Number, int R, int C, int P, bool packed>
 SIMD __attribute__((noinline)) void multiply_rows_apart(Operand a, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   multiply_rows<Number, R, C, P, packed>(a, b, steps, out, add, ahead);
@@ -308,7 +346,7 @@ template <class Number, int C, int P = kTile, bool packed = false, int R = std::
 SIMD __attribute__((always_inline)) inline void multiply_few(Operand a, int64_t rows, Operand b, int64_t steps, Sums out, bool add, Ahead ahead) {
   if constexpr (R > 0) {
     if (rows != R) return multiply_few<Number, C, P, packed, R - 1>(a, rows, b, steps, out, add, ahead);
-    if constexpr (kPacks && R * C > 2) multiply_rows_apart<Number, R, C, P, packed>(a, b, steps, out, add, ahead);
+    if constexpr (R * C > 2) multiply_rows_apart<Number, R, C, P, packed>(a, b, steps, out, add, ahead);
     else multiply_rows<Number, R, C, P, packed>(a, b, steps, out, add, ahead);
   }
 }

@@ -104,7 +104,7 @@ def test_what_begins_texts_is_put_before_them_once(tmp_path: Path) -> None:
     assert tokens == AutoTokenizer.from_pretrained(model)("Hello")["input_ids"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if not family.endswith("yarn")])  # which is refused
 def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     kind: Callable[..., PreTrainedModel]
     kind, config = FAMILIES[family]

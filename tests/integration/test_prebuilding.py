@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from models.compiled import default_cache
+from models.graph_runner import runner_path
 from models.tiles import has_operators
 
 pytestmark = [
@@ -40,12 +42,14 @@ for choice in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, with what the image's build adds to it."""
+def installed(operators: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, with what the image's build adds to it; of the two kinds that of this CPU is there already."""
     folder = tmp_path_factory.mktemp("installed")
     for package in ("app", "models", "speculative"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "pretrained", "prebuilt"))
     (folder / "models" / "pretrained").symlink_to(ROOT / "models" / "pretrained")
+    (folder / "models" / "prebuilt").mkdir()
+    shutil.copy(runner_path(default_cache()), folder / "models" / "prebuilt")
     for _ in range(2):  # the second time there is nothing left to do
         command = [sys.executable, "-m", "models.prebuilding"]
         built = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
