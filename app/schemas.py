@@ -256,6 +256,11 @@ class ChatCompletionRequest(ChoicesRequest, TemplateOptions, ToolOptions):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def token_limit_name(self) -> str:
+        """Of its two names the one that was used."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def logprob_count(self) -> int | None:
         """As in SamplingRequest."""
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -61,8 +61,8 @@ def check_request(request: Request, info: ModelInfo) -> None:
         )
     if wanted is not None and len(prompt) + wanted > limit:
         raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens. However, your prompt has {len(prompt)} and max_tokens "
-            f"asks for {wanted} more. Shorten the prompt or ask for at most {limit - len(prompt)} tokens.",
+            f"This model's maximum context length is {limit} tokens. However, your prompt has {len(prompt)}, and {wanted} more are "
+            f"asked for. Shorten the prompt or ask for at most {limit - len(prompt)} tokens.",
             param="max_tokens",
         )
 

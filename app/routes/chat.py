@@ -52,7 +52,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: Request, ser
 
     prompt, prediction, thoughts, grammar = await prepared(http, serving, prepare())
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    with own_names({"prompt": "messages"}):
+    with own_names({"prompt": "messages", "max_tokens": body.token_limit_name}):
         requests = requests_for(body, [prompt], serving, response_id, prediction=prediction, grammar=grammar, continues=continues)
     tokens = TokenTexts(tokenizer) if body.logprobs else None
     origins = Origins(tokenizer, [prompt] * (body.n or 1) if continues else ()) if body.return_token_origins else None

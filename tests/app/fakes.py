@@ -137,8 +137,10 @@ class FakeEngine:
         return EngineStatus(2, 3, 0.25, 8, 9, 7, {"draft": 1.5, "verify": 2.5}, self.edge)
 
     def validate(self, request: Request) -> None:
-        if len(request.prompt_token_ids) + (request.params.max_tokens or 1) > CONTEXT:
-            raise ContextLengthError(f"the context holds {CONTEXT} tokens", param="messages")
+        length = len(request.prompt_token_ids)
+        if length + (request.params.max_tokens or 1) > CONTEXT:
+            param = "prompt" if length >= CONTEXT else "max_tokens"
+            raise ContextLengthError(f"the context holds {CONTEXT} tokens", param=param)
 
     def check_grammar(self, grammar: Grammar) -> None:
         self.grammars.append(grammar)

@@ -113,7 +113,8 @@ def assert_error(response: httpx.Response, status: int, param: str | None, code:
             "invalid_type",
         ),
         ({"messages": [{"role": "user", "content": "break the template"}]}, "messages", "invalid_value"),
-        ({"max_tokens": 1000}, "messages", "context_length_exceeded"),
+        ({"max_tokens": 1000}, "max_tokens", "context_length_exceeded"),
+        ({"max_completion_tokens": 1000}, "max_completion_tokens", "context_length_exceeded"),
         ({"messages": [{"role": "user", "content": "x" * 200}], "stream": True}, "messages", "context_length_exceeded"),
     ],
 )

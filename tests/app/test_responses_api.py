@@ -208,6 +208,7 @@ class TestInput:
             ),
             ({"input": "break the template"}, "input", "invalid_value"),
             ({"input": "x" * 200}, "input", "context_length_exceeded"),
+            ({"max_output_tokens": 1000}, "max_output_tokens", "context_length_exceeded"),
             ({"max_tokens": 5}, "max_tokens", "unknown_parameter"),
             ({"n": 2}, "n", "unknown_parameter"),
             ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),

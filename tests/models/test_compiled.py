@@ -119,6 +119,7 @@ def test_a_library_that_came_with_the_program_needs_no_compiler(tmp_path: Path, 
 
 def test_what_cannot_be_built_beforehand_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("sys.argv", ["prebuilding"])
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(SystemExit, match="operators are for x86-64, not aarch64"):
         prebuilding.main()
