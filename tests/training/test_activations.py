@@ -153,8 +153,8 @@ def test_a_run_that_is_cut_off_goes_on_at_the_last_whole_shard(
     assert len(shards) >= 3
     saved = writing.save_file
 
-    def cut_off(parts: dict[str, torch.Tensor], path: Path) -> None:
-        saved(parts, path)
+    def cut_off(parts: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        saved(parts, path, metadata)
         if "shard-00001" in path.name:
             raise KeyboardInterrupt
 
@@ -208,6 +208,9 @@ def test_a_damaged_index_says_what_to_do_and_costs_no_shard(config: ActivationsC
             with pytest.raises(ConfigError, match=cure):
                 use()
     index.unlink()
+    with pytest.raises(ConfigError, match=r"shard-00000\.safetensors is of other activations than these\. Choose another --out"):
+        make(dataclasses.replace(config, max_length=64))
+    assert not index.exists()
     make(config)
     assert index.read_text() == whole
     assert {path: path.stat().st_mtime_ns for path in config.out.rglob("shard-*")} == before

@@ -7,6 +7,7 @@ A shard has the tokens of some batches, one conversation after another without p
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ class Facts:
     def itemsize(self) -> int:
         """Bytes a number."""
         return 2 if self.dtype == "bfloat16" else 4
+
+    @property
+    def digest(self) -> str:
+        """Names them in shards."""
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def read(cls, folder: Path) -> Facts:

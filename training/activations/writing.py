@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -22,6 +23,9 @@ from training.activations.index import Facts, Plan, shard_path
 from training.batches import collate
 from training.corpus import store_copy
 from training.errors import ConfigError, TrainingError
+
+_FACTS = "facts"
+"""Under which a shard's metadata have the digest of its folder's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,16 @@ class Folder:
 def begin(folder: Folder) -> None:
     """Write text, plan and facts, or find that they are there from an earlier run; raises ConfigError where they are others.
 
-    What is damaged of text and plan is written anew: equal facts give equal ones.
+    What is damaged of text and plan is written anew: equal facts give equal ones. So is an index that was deleted, beside shards of
+    the same facts.
     """
     begun = folder.path.exists() and (folder.path / "index.json").exists()
     if begun:
         folder.facts.check_same(folder.path)
         for half in folder.path.glob("*.tmp"):
             half.unlink()
+    else:
+        _check_shards(folder)
     folder.path.mkdir(parents=True, exist_ok=True)
     store_copy(folder.plan.corpus, folder.path)
     shutil.copymode(folder.path, folder.path / folder.facts.corpus)
@@ -58,6 +65,14 @@ def begin(folder: Folder) -> None:
         folder.plan.write(folder.path)
     if not begun:
         folder.facts.write(folder.path)
+
+
+def _check_shards(folder: Folder) -> None:
+    """Raise ConfigError where there are shards of other facts, which their index told until it was deleted."""
+    for path in sorted(folder.path.glob("shard-*.safetensors")):
+        with suppress(SafetensorError), safe_open(path, framework="pt") as shard:  # who reads a damaged one says so
+            if (shard.metadata() or {}).get(_FACTS, folder.facts.digest) != folder.facts.digest:
+                raise ConfigError(f"{path} is of other activations than these. Choose another --out, or delete {folder.path}")
 
 
 def _is_damaged(folder: Folder) -> bool:
@@ -117,7 +132,7 @@ def write(folders: Sequence[Folder], target: Llama, accelerator: Accelerator, *,
                     parts[part_name][row : row + len(part)] = part
                 row += len(encoded["hidden"])
                 bar.update(len(encoded["hidden"]))
-            _save(parts, shard_path(folder.path, number))
+            _save(parts, folder.facts, shard_path(folder.path, number))
             written += row * folder.bytes_a_token(target.config)
             bar.set_postfix_str(f"{written / 1e9:,.2f} GB")
         if in_step:
@@ -145,10 +160,10 @@ def _encoded(folder: Folder, number: int, target: Llama) -> Iterator[dict[str, T
             yield {name: part[row, :length].cpu() for name, part in parts.items() if part is not None}
 
 
-def _save(parts: dict[str, Tensor], path: Path) -> None:
+def _save(parts: dict[str, Tensor], facts: Facts, path: Path) -> None:
     try:
         with whole(path) as temporary:
-            save_file(parts, temporary)
+            save_file(parts, temporary, {_FACTS: facts.digest})
             # safetensors lets nobody else read what it writes, and whoever trains may be somebody else.
             shutil.copymode(path.with_name("index.json"), temporary)
     except (OSError, SafetensorError) as error:
