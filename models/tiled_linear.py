@@ -45,7 +45,7 @@ def tiled(weight: Tensor) -> Tensor:
     A weight in float32 that bfloat16 holds as it is, as most published ones, becomes one in bfloat16: its products with rows in
     float32 are the same to the last bit, and there is half as much to fetch from memory.
     """
-    weight = _narrowed(weight)
+    weight = _narrowed(weight) if weight.dtype == torch.float32 else weight
     outputs, inputs = weight.shape
     parts = weight.view(outputs // PANEL, 2, 16, inputs // _INPUTS, 16, 2)
     return parts.permute((0, 3, 1, 4, 5, 2) if weight.dtype == torch.float32 else (0, 3, 1, 4, 2, 5)).contiguous()
@@ -54,7 +54,7 @@ def tiled(weight: Tensor) -> Tensor:
 def _narrowed(weight: Tensor) -> Tensor:
     """In bfloat16, where that holds all its numbers as they are."""
     narrow = weight.to(torch.bfloat16)
-    return narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
+    return narrow if torch.equal(narrow.float(), weight) else weight
 
 
 def in_one_piece(tensors: Iterable[Tensor], size: int) -> list[Tensor]:

@@ -197,15 +197,11 @@ SIMD inline Rows left_of(Rows x, int64_t size) {
   }
 }
 
-// Whether rows of this type take weights in bfloat16 too, which are widened for them.
-template <class Number>
-constexpr bool kTakesNarrow = std::is_same_v<Number, float>;
-
-// Whether a weight is one that rows of this type are multiplied with.
+// Whether a weight is one that rows of this type are multiplied with: one of their own, and for float32 one in bfloat16 too.
 template <class Number>
 bool multiplies(const at::Tensor& weight) {
   const auto type = weight.scalar_type();
-  return weight.is_contiguous() && (type == c10::CppTypeToScalarType<Number>::value || (kTakesNarrow<Number> && type == at::kBFloat16));
+  return weight.is_contiguous() && (type == c10::CppTypeToScalarType<Number>::value || type == at::kBFloat16);
 }
 
 // Multiplies all rows, which are of type Number, with all panels, which are `near` or not (Panels); write(panel, row, sums) is told each
@@ -217,7 +213,7 @@ void product(Rows x, const at::Tensor& weight, const Write& write, bool near = f
   const auto by_vectors = [&](Rows left, auto panels) {
     at::parallel_for(0, panels.count, grain, [&](int64_t begin, int64_t end) { multiply_panels_by_vectors(left, panels, begin, end, write); });
   };
-  if constexpr (kTakesNarrow<Number>) {
+  if constexpr (std::is_same_v<Number, float>) {
     if (weight.scalar_type() == at::kBFloat16) return by_vectors(left_of<Number>(x, weight.size(1) * kPairs), Panels<Halves>(weight, near));
   }
   const Panels<Number> panels(weight, near);
